@@ -27,7 +27,7 @@
 //   held(x)                             x, computed here
 //   phase()                             no instruction moves across
 //   reread(arguments)                   the kernel's arguments, loaded again
-//   touch_arguments<Bytes>()            brings so many bytes of them to the cache
+//   touch_arguments<Bytes>()            brings so many bytes of the arguments to the cache
 //                                       (all but uniform may be identities, or do nothing)
 //   -- functions.h
 //   exp2 rsqrt reciprocal exp log       of float; exp and log in full precision

@@ -61,8 +61,8 @@ template <int Waves> DEVICE bool gates_forget(const dwk_prefill_fused_args &y, f
     return all;
 }
 
-// Leaves the lists of the split path to the kernels after prefill_fused, or lists without work unless they are to
-// `split` the work.
+// Leaves lists to the kernels after prefill_fused: those of the split path if that is chosen (`split`), otherwise lists
+// without work.
 template <int Threads> DEVICE void leave_lists(const dwk_prefill_fused_args &y, bool split) {
     const dwk_prefill_by_gates &x = y.by_gates;
     const int thread = arch::thread();

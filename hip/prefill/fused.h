@@ -5,7 +5,8 @@
 //                                                   for KERNEL
 //   FUSED_SHARED_BYTES(keys), FUSED_SUMMARISE_SHARED_BYTES(keys)
 //                                                   declare the dynamic shared memory; empty if it is static
-//   making_threads                                  first threads, which make; 0 if those come last
+//   making_threads                                  threads of the waves that make, if these are the first of the
+//                                                   workgroup, otherwise 0
 //   may_prepare                                     whether gates (by_gates.h) or lengths on the device (plan.h) may
 //                                                   choose the split path
 //   choice_memory<Keys>()                           shared memory for that: 64 numbers a wave

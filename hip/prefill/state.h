@@ -1,25 +1,10 @@
 // State of a walk: loads and stores of the state in the registers of a workgroup's waves.
 #pragma once
 
-#include "../arch/tile.h"
-#include "../tensor/states.h"
-#include "layout.h"
 #include "segment.h"
+#include "state_window.h"
 
 namespace prefill {
-
-// State of a (slot, head) in memory, [K, V] or [V, K], f32, bf16 or f16.
-struct StateView {
-    char *base;
-    int64_t key_step;
-    int64_t value_step;
-    int type;
-
-    DEVICE_MEMBER StateView(const void *p, const dwk_state_strides &s, int type, bool value_major, int slot, int head)
-        : base((char *)p), key_step(value_major ? 1 : s.row), value_step(value_major ? s.row : 1), type(type) {
-        base += state::size_of(type) * (slot * s.sequence + head * s.head);
-    }
-};
 
 // Calls f(tile, column tile, element, index) for each element that this lane owns and that lies within K and V.
 template <int Keys, class F>
@@ -63,25 +48,11 @@ DEVICE void store_narrow(const State<Keys> &s, const StateView &to, int column, 
     });
 }
 
-} // namespace prefill
-
-#if !defined(__NVPTX__)
-#include "gfx9/states.h"
-#else
-namespace prefill {
-DEVICE bool fits_a_window(const StateView &) { return false; }
-template <int Type, int Keys> DEVICE void load_through_window(State<Keys> &, const StateView &, int, int, int) {}
-template <int Type, int Keys> DEVICE void store_through_window(const State<Keys> &, const StateView &, int, int, int) {}
-} // namespace prefill
-#endif
-
-namespace prefill {
-
 // load_state, store_state: a state from memory, and to memory.
 template <int Keys>
 DEVICE void load_state(State<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
     if (from.type == DWK_F32 && fits_a_window(from)) {
-        load_through_window<DWK_F32, Keys>(s, from, column, key_dim, value_dim);
+        load_through_window<Keys>(s, from, column, key_dim, value_dim);
         return;
     }
     if (from.type == DWK_F32) {
@@ -98,7 +69,7 @@ DEVICE void load_state(State<Keys> &s, const StateView &from, int column, int ke
 template <int Keys>
 DEVICE void store_state(const State<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
     if (to.type == DWK_F32 && fits_a_window(to)) {
-        store_through_window<DWK_F32, Keys>(s, to, column, key_dim, value_dim);
+        store_through_window<Keys>(s, to, column, key_dim, value_dim);
         return;
     }
     if (to.type == DWK_F32) {

@@ -58,8 +58,8 @@ pub fn layer(s: &LayerSpec, tokens: usize, sequences: usize, checked: bool) -> u
     each * (tokens as u128 * (channels + 2 * values) + sequences as u128 * states)
 }
 
-/// Bytes of this process that are in memory, as Linux counts them. glibc keeps 10 to 30 MB of free memory for later
-/// allocations, by chance: it gives them back first.
+/// Bytes of this process that are in memory, for tests on Linux. glibc keeps 10 to 30 MB of free memory for later allocations,
+/// by chance, so this function first lets it give them back.
 pub fn resident() -> u64 {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

@@ -10,7 +10,7 @@ pub struct Target {
     lengths_threads: u32,
     /// Threads of a wave, the workgroup of `prefill_short`.
     wave_threads: u32,
-    /// Workgroups of `prefill_prepare` per compute unit beyond which more workgroups save no time.
+    /// Workgroups of `prefill_prepare`, a wave each on CDNA, per compute unit beyond which more workgroups save no time.
     pub(crate) prepare_room: usize,
     /// Workgroups of `prefill_scan`, for each of [`KEY_BUCKETS`].
     scan: [Walk; KEY_BUCKETS.len()],

@@ -12,7 +12,7 @@ use super::{compiler, folder, root, skip};
 const TARGETS: [(&str, &str); 2] = [("gfx9", "gfx942"), ("sm90", "sm_90a")];
 
 /// The files that choose between targets: the contracts.
-const CONTRACTS: [&str; 8] = [
+const CONTRACTS: [&str; 9] = [
     "arch/contract.h",
     "prefill/backward/schedule.h",
     "prefill/fused.h",
@@ -20,6 +20,7 @@ const CONTRACTS: [&str; 8] = [
     "prefill/parts.h",
     "prefill/prepare.h",
     "prefill/short.h",
+    "prefill/state_window.h",
     "prefill/walk.h",
 ];
 

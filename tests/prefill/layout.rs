@@ -1,7 +1,7 @@
 //! Shapes, head maps, states and views of every kind.
 
 use deltawave::gates::Gating;
-use deltawave::prefill::{Prefill, PrefillTensors};
+use deltawave::prefill::{Prefill, PrefillPath, PrefillTensors};
 use deltawave::runtime::{Context, Stream};
 use deltawave::state::InitialState;
 use deltawave::state::States;
@@ -516,7 +516,7 @@ fn offsets_beyond_32_bits() {
         &data,
         &expected,
         &|t, h| t * token_stride + h * head_stride,
-        (1 << 30, 1 << 29),
+        (1 << 30, 1 << 29, v),
     );
     let grown = resident().saturating_sub(before);
     assert!(
@@ -525,7 +525,37 @@ fn offsets_beyond_32_bits() {
     );
 }
 
-/// Runs a packed case whose rows lie at `place(token, head)` and whose states have these strides.
+/// Rows of states around the stride from which on a window of memory does not reach all of them.
+#[test]
+fn rows_of_states_far_apart() {
+    let context = context();
+    if !has_room(&context, 4 << 30) {
+        return;
+    }
+    let stream = context.stream().unwrap();
+    for path in [PrefillPath::Split, PrefillPath::Fused] {
+        for layout in [StateLayout::KeyMajor, StateLayout::ValueMajor] {
+            let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 16), &[70, 75]);
+            case.spec.path = path;
+            case.initial = Some(StateKind {
+                dtype: Dtype::F32,
+                layout,
+                pad: 0,
+            });
+            case.final_state = case.initial;
+            let data = case.data();
+            let expected = run(&context, &case, &data);
+            for row in [(1 << 21) - 1, 1 << 21, (1 << 21) + 16] {
+                let strides = (64 * row, 32 * row, row);
+                let place = |t: usize, h: usize| 64 * t + 32 * h;
+                far_apart(&context, &stream, &case, &data, &expected, &place, strides);
+            }
+        }
+    }
+}
+
+/// Runs a packed case whose rows lie at `place(token, head)` and whose states have these strides: of sequences, heads and
+/// rows.
 fn far_apart(
     context: &Context,
     stream: &Stream,
@@ -533,7 +563,7 @@ fn far_apart(
     data: &crate::common::Data,
     expected: &Output,
     place: &dyn Fn(usize, usize) -> usize,
-    (sequence_stride, state_head_stride): (usize, usize),
+    (sequence_stride, state_head_stride, state_row): (usize, usize, usize),
 ) {
     let s = &case.spec;
     let (hk, hv, k, v) = (
@@ -561,18 +591,33 @@ fn far_apart(
     };
     let (g, beta) = (scalar(&data.inputs.g), scalar(&data.inputs.beta));
     let n = case.lengths.len();
-    let size = k * v;
-    let state_at = |i: usize| (i / hv * sequence_stride + i % hv * state_head_stride) * 4;
-    let state_bytes = state_at(n * hv - 1) + size * 4;
+    let layout = case.initial.expect("an initial state").layout;
+    let (rows, columns) = match layout {
+        StateLayout::KeyMajor => (k, v),
+        StateLayout::ValueMajor => (v, k),
+    };
+    // Of row i of all states.
+    let state_at = |i: usize| {
+        let (head, row) = (i / rows, i % rows);
+        let at = head / hv * sequence_stride + head % hv * state_head_stride;
+        (at + row * state_row) * 4
+    };
+    let state_bytes = state_at(n * hv * rows - 1) + columns * 4;
     let initial = Sparse::new(context, state_bytes);
     let mut last = Sparse::new(context, state_bytes);
     let values = &data.initial.as_ref().unwrap().bytes;
-    for i in 0..n * hv {
-        initial.write(context, state_at(i), &values[i * size * 4..][..size * 4]);
-        last.write(context, state_at(i), &vec![0xff; size * 4]);
+    // Place of an element in values, which are [K, V].
+    let element = |i: usize, column: usize| match layout {
+        StateLayout::KeyMajor => i * columns + column,
+        StateLayout::ValueMajor => (i / rows * columns + column) * rows + i % rows,
+    };
+    for i in 0..n * hv * rows {
+        let row = (0..columns).flat_map(|column| &values[4 * element(i, column)..][..4]);
+        initial.write(context, state_at(i), &row.copied().collect::<Vec<u8>>());
+        last.write(context, state_at(i), &vec![0xff; columns * 4]);
     }
-    let shape = [n, hv, k, v];
-    let strides = [sequence_stride, state_head_stride, v, 1];
+    let shape = [n, hv, rows, columns];
+    let strides = [sequence_stride, state_head_stride, state_row, 1];
     let plan = Prefill::packed(context, *s, &data.cu_seqlens, tokens).unwrap();
     let mut workspace = context.upload(&vec![0xff; plan.workspace_bytes()]).unwrap();
     let key = |b: &Buffer<u8>| -> deltawave::tensor::Tensor<'_, 3> {
@@ -616,7 +661,7 @@ fn far_apart(
                         .buffer
                         .tensor_of(Dtype::F32, shape, strides, 0)
                         .unwrap(),
-                    layout: StateLayout::KeyMajor,
+                    layout,
                 },
                 has_initial_state: None,
             }),
@@ -625,7 +670,7 @@ fn far_apart(
                     .buffer
                     .tensor_of_mut(Dtype::F32, shape, strides, 0)
                     .unwrap(),
-                layout: StateLayout::KeyMajor,
+                layout,
             }),
         },
         o: o.buffer
@@ -641,9 +686,12 @@ fn far_apart(
     for i in 0..tokens * hv {
         bytes.extend(o.read(context, of(hv)(i) * 2, v * 2));
     }
-    let mut state = Vec::new();
-    for i in 0..n * hv {
-        state.extend(last.read(context, state_at(i), size * 4));
+    let mut state = vec![0; values.len()];
+    for i in 0..n * hv * rows {
+        let row = last.read(context, state_at(i), columns * 4);
+        for (column, bytes) in row.chunks_exact(4).enumerate() {
+            state[4 * element(i, column)..][..4].copy_from_slice(bytes);
+        }
     }
     let output = Output {
         o: HostTensor::from_bytes(s.dtype, bytes).values,

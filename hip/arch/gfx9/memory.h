@@ -67,8 +67,8 @@ class Window {
     DEVICE_MEMBER int load_b32(u32 offset, int uniform = 0) const {
         return raw_buffer_load_b32(rsrc, (int)offset, uniform, 0);
     }
-    DEVICE_MEMBER int load_b16(u32 offset, int uniform = 0) const {
-        return (unsigned short)raw_buffer_load_u16(rsrc, (int)offset, uniform, 0);
+    DEVICE_MEMBER int load_b16(u32 offset) const {
+        return (unsigned short)raw_buffer_load_u16(rsrc, (int)offset, 0, 0);
     }
     DEVICE_MEMBER void store_b32(u32 offset, int x, int uniform = 0) const {
         raw_buffer_store_b32(x, rsrc, (int)offset, uniform, 0);
@@ -79,9 +79,7 @@ class Window {
     DEVICE_MEMBER void store_b128(u32 offset, i32x4 x, int uniform = 0) const {
         raw_buffer_store_b128(x, rsrc, (int)offset, uniform, 0);
     }
-    DEVICE_MEMBER void store_b16(u32 offset, int x, int uniform = 0) const {
-        raw_buffer_store_b16((short)x, rsrc, (int)offset, uniform, 0);
-    }
+    DEVICE_MEMBER void store_b16(u32 offset, int x) const { raw_buffer_store_b16((short)x, rsrc, (int)offset, 0, 0); }
 
   private:
     i32x4 rsrc;

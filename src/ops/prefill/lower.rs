@@ -150,8 +150,8 @@ impl LaunchArguments {
         self.fused.split_items = split_items;
     }
 
-    /// Launches `prefill_fused` in place of `prefill_prepare`, with the arguments of `fused`. It chooses by the gates,
-    /// does the work of one of both, and leaves their lists to the other kernels of the split path.
+    /// Launches `prefill_fused` in place of `prefill_prepare`, with the arguments of `fused`. It chooses by the gates:
+    /// it does the work of one of both, and leaves to the other kernels of the split path their lists, or empty ones.
     pub(super) fn choose_by_gates(
         &mut self,
         fused: LaunchArguments,

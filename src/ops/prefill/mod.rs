@@ -492,9 +492,9 @@ impl Prefill {
     }
 
     /// Kernels that compute the prefill, as the spec, [`PATH_VARIABLE`] or the planner chose. A batch without sequences has
-    /// the split path. [`PrefillPath::Auto`]: each launch of a plan of [`Prefill::device`] chooses by its lengths, or each
-    /// launch of another plan by its gates, unless it may overwrite initial states or v. Then kernels of both paths are launched,
-    /// and some find no work.
+    /// the split path. [`PrefillPath::Auto`]: each launch chooses. A plan of [`Prefill::device`] chooses by the lengths, and
+    /// another plan by the gates. Kernels of both paths are then launched, and some find no work. A launch that may overwrite
+    /// initial states or v takes the split path, if its plan chooses by the gates.
     pub fn path(&self) -> PrefillPath {
         match self.device_segments() {
             _ if self.by_gates().is_some() => PrefillPath::Auto,

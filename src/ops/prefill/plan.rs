@@ -57,7 +57,7 @@ impl Counts {
 pub(super) struct Partition {
     /// Segments: first those that another follows, sequence by sequence, then the others, the longest first.
     pub(super) items: Vec<dwk_prefill_item>,
-    /// Number of segments that another follows. Segment i of them has summary i.
+    /// Number of segments that are not the last of their sequence. Number i of them has summary i.
     pub(super) summaries: usize,
     /// First summary and number of summaries, for each sequence of more than two segments.
     pub(super) chains: Vec<[i32; 2]>,

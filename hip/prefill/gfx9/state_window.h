@@ -1,67 +1,53 @@
-// States in memory on CDNA, through a window: a lane moves its adjacent elements at once, and all its pieces have one
-// address. Included by ../state.h.
+// States in f32 on CDNA: implements ../state_window.h. A lane moves its adjacent elements at once.
 #pragma once
+
+#include "../state_view.h"
 
 namespace prefill {
 
 // Row strides in elements from which on a window does not reach all rows.
 constexpr int64_t long_stride = 1 << 21;
+static_assert(255 * (long_stride - 1) * 4 + 256 * 4 < 0x7fffffff, "K and V are at most 256");
 
 DEVICE bool fits_a_window(const StateView &view) { return max_of(view.key_step, view.value_step) < long_stride; }
 
-// Moves `x`, adjacent elements of type `Type`, between registers and `offset` + `uniform`. NaNs stay as they are.
-template <int Type, int N> DEVICE void load_piece(float (&x)[N], const Window &from, u32 offset, int uniform) {
-    constexpr int words = Type == DWK_F32 ? N : N / 2;
-    int word[words > 0 ? words : 1];
-    if constexpr (words == 4) {
-        const i32x4 all = from.load_b128(offset, uniform);
-        for (int i = 0; i < 4; ++i) {
-            word[i] = all[i];
+// Moves N adjacent numbers between registers and a byte offset of the window: `offset` + `uniform`. NaNs stay as they
+// are.
+template <int N> DEVICE void load_piece(float (&x)[N], const Window &from, u32 offset, int uniform) {
+    if constexpr (N == 4) {
+        const f32x4 all = bits<f32x4>(from.load_b128(offset, uniform));
+        for (int i = 0; i < N; ++i) {
+            x[i] = all[i];
         }
-    } else if constexpr (words == 2) {
-        const i32x2 both = from.load_b64(offset, uniform);
-        word[0] = both.x;
-        word[1] = both.y;
+    } else if constexpr (N == 2) {
+        const f32x2 both = bits<f32x2>(from.load_b64(offset, uniform));
+        x[0] = both.x;
+        x[1] = both.y;
     } else {
-        word[0] = words == 1 ? from.load_b32(offset, uniform) : from.load_b16(offset, uniform);
-    }
-    for (int i = 0; i < N; ++i) {
-        x[i] = Type == DWK_F32 ? bits<float>(word[i]) : state::widened<Type>(word[i / 2], i % 2);
+        x[0] = bits<float>(from.load_b32(offset, uniform));
     }
 }
-template <int Type, int N> DEVICE void store_piece(const float (&x)[N], const Window &to, u32 offset, int uniform) {
-    constexpr int words = Type == DWK_F32 ? N : N / 2;
-    int word[words > 0 ? words : 1];
-    if constexpr (Type == DWK_F32) {
-        for (int i = 0; i < N; ++i) {
-            word[i] = bits<int>(x[i]);
-        }
+template <int N> DEVICE void store_piece(const float (&x)[N], const Window &to, u32 offset, int uniform) {
+    if constexpr (N == 4) {
+        to.store_b128(offset, bits<i32x4>(f32x4{x[0], x[1], x[2], x[3]}), uniform);
+    } else if constexpr (N == 2) {
+        to.store_b64(offset, bits<i32x2>(f32x2{x[0], x[1]}), uniform);
     } else {
-        for (int i = 0; i < words; ++i) {
-            word[i] = state::narrowed<Type>(x[2 * i], x[2 * i + 1]);
-        }
-    }
-    if constexpr (words == 4) {
-        to.store_b128(offset, i32x4{word[0], word[1], word[2], word[3]}, uniform);
-    } else if constexpr (words == 2) {
-        to.store_b64(offset, i32x2{word[0], word[1]}, uniform);
-    } else if constexpr (words == 1) {
-        to.store_b32(offset, word[0], uniform);
-    } else {
-        to.store_b16(offset, state::narrowed<Type>(x[0]), uniform);
+        to.store_b32(offset, bits<int>(x[0]), uniform);
     }
 }
 
-// Calls rows(t, e, window, offset, uniform) for every row of adjacent value columns that this lane owns, or
-// columns(t, j, window, offset, uniform) for every column of four adjacent keys, as the state lies in memory. Offsets
+// Calls rows(t, e, window, offset, uniform) for every row of adjacent value columns that this lane owns if rows of
+// memory are keys, otherwise columns(t, j, window, offset, uniform) for every column of four adjacent keys. Offsets
 // lead nowhere for elements beyond K and V.
-template <int Type, int Keys, class Rows, class Columns>
+template <int Keys, class Rows, class Columns>
 DEVICE void for_each_piece(const StateView &view, int column, int key_dim, int value_dim, const Rows &rows,
                            const Columns &columns) {
+    constexpr int size = sizeof(float);
     const bool keys_adjacent = view.key_step == 1;
-    const u32 size = state::size_of(Type), row = size * (u32)(keys_adjacent ? view.value_step : view.key_step);
+    const u32 row = size * (u32)(keys_adjacent ? view.value_step : view.key_step);
     const Window window(arch::uniform_pointer(view.base));
-    // Opaque: otherwise addresses stay in registers from the first use to the second.
+    // Opaque: otherwise addresses of the initial state stay in registers until the final one is stored.
     const int key = state_key(0, 0, arch::opaque(arch::lane()));
     const bool inside = column < value_dim;
     if (keys_adjacent) {
@@ -71,7 +57,7 @@ DEVICE void for_each_piece(const StateView &view, int column, int key_dim, int v
 #pragma unroll
             for (int j = 0; j < StateLayout<Keys>::column_tiles; ++j) {
                 const u32 offset = (column + state_column(j, 0)) * row + size * key;
-                columns(t, j, window, inside && key < key_dim - first ? offset : Window::nowhere, (int)size * first);
+                columns(t, j, window, inside && key < key_dim - first ? offset : Window::nowhere, size * first);
             }
         }
         return;
@@ -91,21 +77,21 @@ DEVICE void for_each_piece(const StateView &view, int column, int key_dim, int v
     }
 }
 
-template <int Type, int Keys>
+template <int Keys>
 DEVICE void load_through_window(State<Keys> &s, const StateView &from, int column, int key_dim, int value_dim) {
     constexpr int across = StateLayout<Keys>::column_tiles;
-    for_each_piece<Type, Keys>(
+    for_each_piece<Keys>(
         from, column, key_dim, value_dim,
         [&](int t, int e, const Window &window, u32 offset, int uniform) __attribute__((always_inline)) {
             float x[across];
-            load_piece<Type>(x, window, offset, uniform);
+            load_piece(x, window, offset, uniform);
             for (int j = 0; j < across; ++j) {
                 s[t][j][e] = x[j];
             }
         },
         [&](int t, int j, const Window &window, u32 offset, int uniform) __attribute__((always_inline)) {
             float x[elements];
-            load_piece<Type>(x, window, offset, uniform);
+            load_piece(x, window, offset, uniform);
             for (int e = 0; e < elements; ++e) {
                 s[t][j][e] = x[e];
             }
@@ -120,24 +106,24 @@ DEVICE void load_through_window(State<Keys> &s, const StateView &from, int colum
     }
 }
 
-template <int Type, int Keys>
+template <int Keys>
 DEVICE void store_through_window(const State<Keys> &s, const StateView &to, int column, int key_dim, int value_dim) {
     constexpr int across = StateLayout<Keys>::column_tiles;
-    for_each_piece<Type, Keys>(
+    for_each_piece<Keys>(
         to, column, key_dim, value_dim,
         [&](int t, int e, const Window &window, u32 offset, int uniform) __attribute__((always_inline)) {
             float x[across];
             for (int j = 0; j < across; ++j) {
                 x[j] = s[t][j][e];
             }
-            store_piece<Type>(x, window, offset, uniform);
+            store_piece(x, window, offset, uniform);
         },
         [&](int t, int j, const Window &window, u32 offset, int uniform) __attribute__((always_inline)) {
             float x[elements];
             for (int e = 0; e < elements; ++e) {
                 x[e] = s[t][j][e];
             }
-            store_piece<Type>(x, window, offset, uniform);
+            store_piece(x, window, offset, uniform);
         });
 }
 
