@@ -16,8 +16,8 @@ namespace {
 
 using namespace prefill;
 
-// Writes zeros to the rows of o past the last sequence: each workgroup to its share of them. Not threads
-// before `making_threads`, whose start is longer.
+// Writes zeros to the rows of o past the last sequence: each workgroup to its share of them, by threads from
+// `making_threads` on. Those before have more to do at the start.
 template <int Keys> DEVICE void clear_rest(const dwk_prefill_scan_args &x, int groups) {
     const int words = x.value_heads * x.value_dim;
 #pragma unroll 1

@@ -1,9 +1,10 @@
 // Contract of a target for states in f32 that are moved several elements at a time: <target>/state_window.h supplies
 //
-//   fits_a_window(view)            whether the functions below can move the state of `view`; false where none is moved
-//   so load_through_window<Keys>(state, from, column, K, V) store_through_window<Keys>(state, to, column, K, V)
-//                                  move the elements of a lane, whose first column is `column`, and which lie within K
-//                                  and V
+//   fits_a_window(view)            whether the functions below can move a state; false on a target that has none
+//   load_through_window<Keys>(state, from, column, K, V)
+//                                  loads the elements of a lane that lie within K and V; its first column is `column`
+//   store_through_window<Keys>(state, to, column, K, V)
+//                                  stores them
 #pragma once
 
 #include "state_view.h"
