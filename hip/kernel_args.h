@@ -344,7 +344,10 @@ typedef struct dwk_prefill_backward_args {
     int32_t d_initial_type;
     int32_t d_g_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t d_beta_type;
-    float scale;
+    float scale;    /* a power of two: the factor of o is scale times unit */
+    float unit;     /* Gradients are divided by it until they are written. The kernels' right operands are then dO times
+                       powers of two and decays, where norms are not inside. */
+    float per_unit; /* 1 / unit */
     uint32_t d_final_value_major;   /* 1: d_final is [N, HV, V, K] */
     uint32_t d_initial_value_major; /* 1: d_initial is [N, HV, V, K] */
     int32_t records;                /* slots */

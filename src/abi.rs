@@ -754,6 +754,8 @@ pub struct dwk_prefill_backward_args {
     pub d_g_type: i32,
     pub d_beta_type: i32,
     pub scale: f32,
+    pub unit: f32,
+    pub per_unit: f32,
     pub d_final_value_major: u32,
     pub d_initial_value_major: u32,
     pub records: i32,
@@ -764,7 +766,7 @@ pub struct dwk_prefill_backward_args {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_backward_args"]
-        [::core::mem::size_of::<dwk_prefill_backward_args>() - 768usize];
+        [::core::mem::size_of::<dwk_prefill_backward_args>() - 776usize];
     ["Alignment of dwk_prefill_backward_args"]
         [::core::mem::align_of::<dwk_prefill_backward_args>() - 8usize];
     ["Offset of field: dwk_prefill_backward_args::prepare"]
@@ -847,18 +849,22 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_backward_args, d_beta_type) - 736usize];
     ["Offset of field: dwk_prefill_backward_args::scale"]
         [::core::mem::offset_of!(dwk_prefill_backward_args, scale) - 740usize];
+    ["Offset of field: dwk_prefill_backward_args::unit"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, unit) - 744usize];
+    ["Offset of field: dwk_prefill_backward_args::per_unit"]
+        [::core::mem::offset_of!(dwk_prefill_backward_args, per_unit) - 748usize];
     ["Offset of field: dwk_prefill_backward_args::d_final_value_major"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_value_major) - 744usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_final_value_major) - 752usize];
     ["Offset of field: dwk_prefill_backward_args::d_initial_value_major"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_value_major) - 748usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, d_initial_value_major) - 756usize];
     ["Offset of field: dwk_prefill_backward_args::records"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, records) - 752usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, records) - 760usize];
     ["Offset of field: dwk_prefill_backward_args::summaries"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, summaries) - 756usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, summaries) - 764usize];
     ["Offset of field: dwk_prefill_backward_args::mirror"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, mirror) - 760usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, mirror) - 768usize];
     ["Offset of field: dwk_prefill_backward_args::blocks"]
-        [::core::mem::offset_of!(dwk_prefill_backward_args, blocks) - 764usize];
+        [::core::mem::offset_of!(dwk_prefill_backward_args, blocks) - 772usize];
 };
 impl Default for dwk_prefill_backward_args {
     fn default() -> Self {

@@ -601,10 +601,11 @@ template <class T, int Keys> class Gradients {
         }
         if (to) {
             const PairRows<> rows_of_to(to, strides, sequence, begin, key_head, p.key_dim);
+            const float unit = arch::reread(all).unit;
 #pragma unroll
             for (int b = 0; b < own_pairs; ++b) {
                 rows_of_to.store(rows_of_to.place(row_tile, keys_of(half, b)), mask,
-                                 Pair{{rounded<T>(own[2 * b]), rounded<T>(own[2 * b + 1])}});
+                                 Pair{{rounded<T>(unit * own[2 * b]), rounded<T>(unit * own[2 * b + 1])}});
             }
         }
     }

@@ -17,11 +17,13 @@ DEVICE void store_scalar(void *p, int64_t index, int type, float x) {
 }
 
 // Writes the gradients of the gates of row `token` of a chunk that begins at `begin`: of g and beta, or of a and b.
-// `factors`: the record. Sets what the token adds to the gradients of A_log and dt_bias.
+// These are not in units yet. `factors`: the record. Sets what the token adds to the gradients of A_log and dt_bias.
 DEVICE void write_token_gates(const dwk_prefill_backward_args &x, int sequence, int begin, int head,
                               const char *factors, int token, float d_gate, float d_beta, float &d_a_log,
                               float &d_dt_bias) {
     const dwk_prefill_prepare_args &p = x.prepare;
+    d_gate *= x.unit;
+    d_beta *= x.unit;
     if (p.flags & DWK_RAW_GATES) {
         const float beta = factor_of(factors, beta_row)[token], gate = factor_of(factors, gate_row)[token];
         const HeadGates of_head = head_gates(p, head);

@@ -20,6 +20,9 @@
 // depend on them: K and Q are turned, results are turned and stored, P^T dO' and Q^T dO' are multiplied, and operands
 // of the next chunk are requested as soon as those of this one have been multiplied.
 //
+// The second walk's gradients are in units: x.scale is a power of two, so that exp(G) dO' is exact where a head forgets
+// nothing. Its rounding errors would add up in dS0.
+//
 // A sequence that is cut is walked in segments at the same time (segment.h). Walks that keep nothing then come first:
 // they give what a segment leaves.
 #pragma once
@@ -74,6 +77,11 @@ DEVICE int key_head_of(const dwk_prefill_prepare_args &p, int head) {
 }
 DEVICE int has_state(const dwk_prefill_backward_args &x, int sequence) {
     return arch::uniform_value(!x.has_initial_state || arch::uniform(x.has_initial_state + sequence) ? 1 : 0);
+}
+
+// `unit`, x.unit or its inverse, if the walk has its gradients in units. Those of a sequence without tokens are copied.
+DEVICE float unit_of(const dwk_prefill_backward_args &x, const WalkWork &work, float unit) {
+    return work.piece.chunks == 0 && work.piece.first && work.start == from_given ? 1.0f : unit;
 }
 
 // Calls f(tile, column tile, element, index) for each element of the wave's rows that lies within K and V.
@@ -325,6 +333,7 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
                     state[t][0] = state[t][1] = Tile{};
                 }
             }
+            scale_state(unit_of(x, work, x.unit));
             store_rows<Keys>(state,
                              StateView(x.d_initial, x.d_initial_strides, x.d_initial_type, x.d_initial_value_major,
                                        work.piece.sequence, work.head),
@@ -347,6 +356,7 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
                                 StateView(all.d_final, all.d_final_strides, all.d_final_type, all.d_final_value_major,
                                           work.piece.sequence, work.head),
                                 slab * work.slab, p.key_dim, p.value_dim);
+                scale_state(unit_of(all, work, all.per_unit));
             }
             if (!Reverse && all.initial_state && work.has_state) {
                 load_rows<Keys>(state,
@@ -729,7 +739,7 @@ template <class T, int Keys, bool Reverse, bool Keep = true> class Walk {
             Pair d_update, d_value;
             for (int j = 0; j < 2; ++j) {
                 d_update.part[j] = rounded<T>(update[j]);
-                d_value.part[j] = rounded<T>(f.beta * update[j]);
+                d_value.part[j] = rounded<T>(x.unit * f.beta * update[j]);
             }
             store_pair(x.d_updates + now * (tiles * slabs) * pair_bytes, wave * slabs + work.slab,
                        flipped_pair<T>(d_update, one));

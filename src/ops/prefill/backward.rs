@@ -743,6 +743,7 @@ impl PrefillBackward {
             value_dim,
             map,
         } = spec.heads;
+        let (scale, unit) = power_and_unit(spec.scale());
         let mut flags = 0;
         if spec.qk_l2norm {
             flags |= abi::DWK_QK_L2NORM;
@@ -783,7 +784,9 @@ impl PrefillBackward {
             v_strides: check::tokens("v", &x.v, batch, value_heads, value_dim, &[dtype])?,
             d_o: x.d_o.0.address,
             d_o_strides: check::tokens("d_o", &x.d_o, batch, value_heads, value_dim, &[dtype])?,
-            scale: spec.scale(),
+            scale,
+            unit,
+            per_unit: unit.recip(),
             ..Default::default()
         };
         let rows = |name, t: &Option<TokensMut<'_>>, heads, dim| match t {
@@ -925,6 +928,17 @@ pub(super) fn check_devices(x: &BackwardTensors<'_>, context: &Context) -> Check
     x.gating.check_devices(context)
 }
 
+/// The factor of the output as a power of two with its sign, and the rest, in [1, 2). 0 and subnormal numbers are not
+/// divided.
+fn power_and_unit(scale: f32) -> (f32, f32) {
+    if !scale.is_normal() {
+        return (scale, 1.0);
+    }
+    let mantissa = (1 << (f32::MANTISSA_DIGITS - 1)) - 1;
+    let power = f32::from_bits(scale.to_bits() & !mantissa);
+    (power, scale / power)
+}
+
 /// Checks that no gradient shares memory with another argument.
 ///
 /// `scratch`: memory that the launch writes besides. `context`: memory that it reads besides.
@@ -965,4 +979,23 @@ pub(super) fn check_overlaps(
         context,
     ];
     alias::check(&outputs, &inputs, &[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::power_and_unit;
+
+    #[test]
+    fn scale_is_a_power_of_two_times_its_unit() {
+        assert_eq!(power_and_unit(0.0625), (0.0625, 1.0));
+        assert_eq!(power_and_unit(-3.0), (-2.0, 1.5));
+        assert_eq!(power_and_unit(0.0), (0.0, 1.0));
+        let subnormal = f32::from_bits(3);
+        assert_eq!(power_and_unit(subnormal), (subnormal, 1.0));
+        for scale in [128f32.powf(-0.5), 0.3, f32::MAX, f32::MIN_POSITIVE * 1.7] {
+            let (power, unit) = power_and_unit(scale);
+            assert_eq!(power * unit, scale);
+            assert!((1.0..2.0).contains(&unit), "{scale}");
+        }
+    }
 }

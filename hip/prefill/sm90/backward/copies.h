@@ -84,7 +84,7 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
           given(Reverse ? x.d_o : x.v, Reverse ? x.d_o_strides : x.v_strides, work.piece.sequence, first, work.head,
                 column),
           rows(work.piece.range.end - first), chunks(work.piece.chunks), key_dim(x.prepare.key_dim),
-          values(work.start == from_identity ? 0 : x.prepare.value_dim - column), scale(x.scale),
+          values(work.start == from_identity ? 0 : x.prepare.value_dim - column), scale(x.scale), unit(x.unit),
           record((const char *)x.prepare.records + place * DWK_BACKWARD_RECORD_BYTES),
           record_step((int64_t)step * x.prepare.value_heads * DWK_BACKWARD_RECORD_BYTES) {}
 
@@ -231,7 +231,7 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
             put(of_x_factor_row, -x.k_norm * x.beta * arch::exp2(x.sum - first) * per_k);
             put(of_o_factor_row, scale * per_q * x.q_norm * arch::exp2(x.sum - first));
             put(of_p_factor_row, x.diagonal);
-            put(of_v_factor_row, x.beta);
+            put(of_v_factor_row, unit * x.beta);
             numbers = i32x4{bits<int>(arch::exp2(total - first) * per_q),
                             bits<int>(has_units ? x.chunk.q_unit * per_k : 1.0f),
                             bits<int>(has_units ? x.chunk.k_unit * arch::exp2(first) : 1.0f), 0};
@@ -250,7 +250,7 @@ template <class T, int Keys, bool Reverse> class WalkCopier {
     RowsToCopy k, q, given;
     int rows; // rows from the first one of the chunk on, in the sequence
     const int chunks, key_dim, values;
-    const float scale;
+    const float scale, unit;
     const char *record;
     const int64_t record_step;
 };

@@ -602,7 +602,7 @@ template <class T, int Group> class KeyMultiplier : GradientMultiplier<T> {
         for (int i = 0; i < 32; i += 8) {
             i32x4 words;
             for (int e = 0; e < 4; ++e) {
-                words[e] = T::pack(a.at[i + 2 * e], a.at[i + 2 * e + 1]);
+                words[e] = T::pack(x.unit * a.at[i + 2 * e], x.unit * a.at[i + 2 * e + 1]);
             }
             arch::store_operand(columns_from(rows, i), words);
         }

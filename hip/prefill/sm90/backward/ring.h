@@ -19,7 +19,7 @@ enum TokenFactor {
     of_x_factor_row,      // -beta exp(G), multiplies dX
     of_o_factor_row,      // scale exp(G), multiplies dO
     of_p_factor_row,      // diagonal of P
-    of_v_factor_row,      // beta, multiplies dX
+    of_v_factor_row,      // unit beta, multiplies dX
     token_factors
 };
 

@@ -91,6 +91,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
                     state.at[i] = 0.0f;
                 }
             }
+            scale_state(unit_of(x, work, x.unit));
             store(StateView(x.d_initial, x.d_initial_strides, x.d_initial_type, x.d_initial_value_major,
                             work.piece.sequence, work.head));
         }
@@ -163,6 +164,7 @@ template <class T, int Keys, bool Reverse, bool Keep> class ColumnWalk {
             if (x.d_final) {
                 load(StateView(x.d_final, x.d_final_strides, x.d_final_type, x.d_final_value_major, work.piece.sequence,
                                work.head));
+                scale_state(unit_of(x, work, x.per_unit));
             }
         } else if (x.initial_state && work.has_state) {
             load(StateView(x.initial_state, x.initial_strides, x.initial_type, p.flags & DWK_INITIAL_VALUE_MAJOR,
