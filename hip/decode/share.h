@@ -19,6 +19,10 @@ constexpr int row_teams = 4;
 constexpr int row_dim = row_teams * columns;
 constexpr int row_threads = row_teams * threads;
 
+// What runs at once, for K up to 128: waves on a SIMD of gfx942, workgroups on a multiprocessor of sm_90a. There 128
+// registers a thread spill a few, but twice as many states are requested at once.
+constexpr int residency = arch::Traits::one_die ? 8 : 3, row_residency = arch::Traits::one_die ? 2 : 1;
+
 // Index of the thread in its team, and of the team in its workgroup.
 DEVICE int member() { return arch::thread() % threads; }
 DEVICE int team() { return arch::uniform_value(arch::thread() / threads); }
