@@ -266,12 +266,25 @@ def within(losses: List[float], exact: List[float]) -> bool:
     return all(abs(a - b) <= max(0.02 * b, 0.01) for a, b in zip(running(losses), running(exact)))
 
 
+def choose_first_configurations() -> None:
+    """Triton kernels take their first configuration: to try all of FLA's takes many minutes, and decides about time alone."""
+    from triton.runtime.autotuner import Autotuner
+
+    made: Any = Autotuner.__init__
+
+    def first(self: Any, fn: Any, arg_names: Any, configs: List[Any], *rest: Any, **named: Any) -> None:
+        made(self, fn, arg_names, configs[:1], *rest, **named)
+
+    Autotuner.__init__ = first
+
+
 def fla_is_missing(device: str) -> Optional[str]:
     """Why FLA's kernels cannot run here, or None."""
     if device != "cuda":
         return "its kernels need a GPU"
     os.environ.setdefault("FLA_FLASH_QLA", "0")  # FLA's own kernels, not FlashQLA's where that is installed
     try:
+        choose_first_configurations()
         import fla.ops.gated_delta_rule  # noqa: F401
     except ImportError as problem:
         return str(problem)
