@@ -55,5 +55,5 @@ KERNEL(threads, residency) void dw_decode_bf16_k128(dwk_decode_args x) { recur<a
 KERNEL(threads, 2) void dw_decode_bf16_k256(dwk_decode_args x) { recur<arch::Bf16, 256, false>(x); }
 KERNEL(threads, residency) void dw_decode_f16_k128(dwk_decode_args x) { recur<arch::F16, 128, false>(x); }
 KERNEL(threads, 2) void dw_decode_f16_k256(dwk_decode_args x) { recur<arch::F16, 256, false>(x); }
-KERNEL(row_threads, row_residency) void dw_decode_norm_bf16(dwk_decode_args x) { recur<arch::Bf16, 128, true>(x); }
-KERNEL(row_threads, row_residency) void dw_decode_norm_f16(dwk_decode_args x) { recur<arch::F16, 128, true>(x); }
+KERNEL(row_threads, 1) void dw_decode_norm_bf16(dwk_decode_args x) { recur<arch::Bf16, 128, true>(x); }
+KERNEL(row_threads, 1) void dw_decode_norm_f16(dwk_decode_args x) { recur<arch::F16, 128, true>(x); }
