@@ -321,7 +321,6 @@ def ranks():
 
 # Colour, width and dashes of each curve.
 CURVES = {"exact": ("#9ca3af", 5.0, None, "float64"), "fla": (BLUE, 1.6, "6 3", "FLA"),
-          "flashqla": (BLUE, 1.6, "6 3", "FLA with FlashQLA's kernels"),
           "emulated": (BLUE, 1.6, "6 3", "FLA's chain, emulated"), "deltawave": (ORANGE, 1.6, None, "deltawave")}
 
 

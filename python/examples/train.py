@@ -233,7 +233,7 @@ def train(kind: str, task: str, options: argparse.Namespace) -> List[float]:
     model = made(kind, options.vocabulary, options.hidden, dtype, options.device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=options.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / 20) * (1 - step / options.steps))
-    random = torch.Generator().manual_seed(2)
+    random = torch.Generator().manual_seed(options.seed)
     losses = []
     began = time.monotonic()
     for step in range(options.steps):
@@ -296,7 +296,8 @@ def main(arguments: Optional[List[str]] = None) -> Dict[Tuple[str, str], List[fl
     parser = argparse.ArgumentParser(description="two layers of Gated DeltaNet on associative recall and on copying")
     for name, value, text in (("steps", 500, "steps of AdamW"), ("batch", 32, "sequences in a step"),
                               ("tokens", 64, "tokens of a sequence"), ("hidden", 64, "numbers per token"),
-                              ("vocabulary", 32, "tokens that exist"), ("pairs", 4, "keys in a sequence of recall")):
+                              ("vocabulary", 32, "tokens that exist"), ("pairs", 4, "keys in a sequence of recall"),
+                              ("seed", 2, "of the data")):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text}; default {value}")
     parser.add_argument("--rate", type=float, default=4e-3, help="AdamW's largest rate; default 0.004")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu: the simulator")

@@ -271,7 +271,8 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
     let longest_chunks = chunks.iter().copied().max().unwrap_or(0);
     let walked_chunks = chunks.iter().sum();
     let costs = machine.costs;
-    let worthwhile = costs.worthwhile * machine.scan(chunks.len(), longest_chunks, walked_chunks);
+    let whole = Profile::of(chunks.iter().map(|&n| (n, 1)), longest_chunks);
+    let worthwhile = costs.worthwhile * machine.scan(chunks.len(), &whole, walked_chunks);
     if machine.at_best(walked_chunks, &[], longest_chunks) > worthwhile {
         return 1;
     }
@@ -291,6 +292,10 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
         Some(between.into_iter().chain([n]))
     });
     let candidates = candidates.flatten();
+    let mut short = Short::default();
+    for &n in chunks.iter().filter(|&&n| n <= LEAST_CHUNKS) {
+        short[n] += 1;
+    }
     let mut affordable = Vec::new();
     let mut most = worthwhile;
     for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest_chunks) {
@@ -300,7 +305,7 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
         if machine.at_best(walked_chunks, cut, segment) > most {
             break;
         }
-        let cost = machine.cost(chunks.len(), walked_chunks, cut, segment);
+        let cost = machine.cost(&long, &short, walked_chunks, segment);
         if cost.summaries.saturating_mul(machine.summary_bytes) > MOST_SUMMARY_BYTES {
             break;
         }
@@ -314,16 +319,57 @@ pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
 /// Modelled time in microseconds of the kernels after `prefill_prepare`, in segments as [`choose`] chooses them.
 pub(super) fn time(chunks: &[usize], machine: &Machine) -> f64 {
     let segment = segment_chunks(chunks, choose(chunks, machine));
-    let mut cut: Vec<usize> = chunks.iter().copied().filter(|&n| n > segment).collect();
-    cut.sort_unstable_by(|a, b| b.cmp(a));
-    let walked_chunks = chunks.iter().sum();
-    machine.cost(chunks.len(), walked_chunks, &cut, segment).us
+    let mut long = chunks.to_vec();
+    long.sort_unstable_by(|a, b| b.cmp(a));
+    machine
+        .cost(&long, &Short::default(), chunks.iter().sum(), segment)
+        .us
+}
+
+/// Lengths of segments: how many have at least 1/8, 2/8, .. 8/8 of the chunks of the longest.
+struct Profile {
+    longest_chunks: usize,
+    at_least: [usize; 8],
+}
+
+impl Profile {
+    /// Of segments by their chunks and numbers.
+    fn of(segments: impl Iterator<Item = (usize, usize)>, longest_chunks: usize) -> Profile {
+        let mut at_least = [0; 8];
+        for (chunks, number) in segments {
+            if let Some(share) = (8 * chunks)
+                .checked_div(longest_chunks)
+                .unwrap_or(0)
+                .checked_sub(1)
+            {
+                at_least[share.min(7)] += number;
+            }
+        }
+        for share in (0..7).rev() {
+            at_least[share] += at_least[share + 1];
+        }
+        Profile {
+            longest_chunks,
+            at_least,
+        }
+    }
+
+    /// Of segments that are all equally long.
+    fn even(segments: usize, longest_chunks: usize) -> Profile {
+        Profile {
+            longest_chunks,
+            at_least: [segments; 8],
+        }
+    }
 }
 
 /// Steps of prefill_combine for the first, longest sequence of `cut`.
 fn steps(cut: &[usize], segment: usize) -> usize {
     cut.first().map_or(0, |&n| followed(n, segment) - 1)
 }
+
+/// Numbers of sequences by their chunks, of those that are never cut.
+type Short = [usize; LEAST_CHUNKS + 1];
 
 /// Modelled cost of a division into segments.
 struct Cost {
@@ -332,14 +378,13 @@ struct Cost {
 }
 
 impl Machine {
-    /// Modelled scan time in microseconds. `longest_chunks`: chunks of the longest segment. `walked_chunks`: total
-    /// chunks.
-    fn scan(&self, segments: usize, longest_chunks: usize, walked_chunks: usize) -> f64 {
+    /// Modelled scan time in microseconds of so many segments. `walked_chunks`: total chunks.
+    fn scan(&self, segments: usize, lengths: &Profile, walked_chunks: usize) -> f64 {
         walk(
             &self.costs.scan,
             self.compute_units,
-            segments * self.scan,
-            longest_chunks,
+            (segments, self.scan),
+            lengths,
             walked_chunks * self.scan,
         )
     }
@@ -374,25 +419,30 @@ impl Machine {
             + steps(cut, segment) as f64 * combine
     }
 
-    /// Modelled time of scan and, if sequences are cut, summarise and combine. `walked_chunks`: total chunks. `cut`:
-    /// chunks of the sequences that are cut, longest first. `segment`: chunks of the longest segment.
-    fn cost(&self, sequences: usize, walked_chunks: usize, cut: &[usize], segment: usize) -> Cost {
+    /// Modelled time of scan and, if sequences are cut, summarise and combine. `long`: chunks of sequences, longest first.
+    /// `short`: the others. `walked_chunks`: total chunks. `segment`: chunks of the longest segment.
+    fn cost(&self, long: &[usize], short: &Short, walked_chunks: usize, segment: usize) -> Cost {
+        let (cut, whole) = long.split_at(long.partition_point(|&n| n > segment));
         let (mut summaries, mut chained) = (0, 0);
         for &n in cut {
             let followed = followed(n, segment);
             summaries += followed;
             chained += usize::from(followed > 1);
         }
-        let mut us = self.scan(sequences + summaries, segment, walked_chunks);
+        let lasts = cut.iter().map(|&n| (n - followed(n, segment) * segment, 1));
+        let whole = whole.iter().map(|&n| (n, 1));
+        let whole = whole.chain(short.iter().copied().enumerate());
+        let lengths = Profile::of(whole.chain(lasts).chain([(segment, summaries)]), segment);
+        let segments = long.len() + short.iter().sum::<usize>() + summaries;
+        let mut us = self.scan(segments, &lengths, walked_chunks);
         if summaries > 0 {
-            let workgroups = summaries * self.summarise;
             us += self.costs.launch;
             let walked = walk(
                 &self.costs.summarise,
                 self.compute_units,
-                workgroups,
-                segment,
-                workgroups * segment,
+                (summaries, self.summarise),
+                &Profile::even(summaries, segment),
+                summaries * self.summarise * segment,
             );
             us += self.costs.summarised * walked;
         }
@@ -424,21 +474,22 @@ pub(super) fn two_in_one(
         walk(
             &cost,
             compute_units,
-            segments * each,
-            longest_chunks,
+            (segments, each),
+            &Profile::even(segments, longest_chunks),
             walked_chunks * each,
         )
     };
     us(cost.chunk_shared, wide) < us(cost.chunk, narrow)
 }
 
-/// Modelled time in microseconds of `workgroups` workgroups. `longest_chunks`: most chunks of one. `walked_chunks`:
-/// total chunks. Up to `residency` workgroups share a compute unit; the rest wait for further rounds.
+/// Modelled time in microseconds of `each` workgroups of every one of so many segments. `walked_chunks`: total chunks of
+/// all workgroups. Up to `residency` workgroups share a compute unit; the rest wait for further rounds. The longest segment
+/// has its compute unit for itself when the others have ended.
 fn walk(
     cost: &KernelCost,
     compute_units: usize,
-    workgroups: usize,
-    longest_chunks: usize,
+    (segments, each): (usize, usize),
+    lengths: &Profile,
     walked_chunks: usize,
 ) -> f64 {
     let each_more =
@@ -447,6 +498,7 @@ fn walk(
         let sharing = workgroups.div_ceil(compute_units).clamp(1, cost.residency);
         cost.chunk + (sharing - 1) as f64 * each_more
     };
+    let workgroups = segments * each;
     let at_once = compute_units * cost.residency;
     let (rounds, rest) = (workgroups / at_once, workgroups % at_once);
     let mut a_round_each = rounds as f64 * chunk(at_once);
@@ -454,7 +506,9 @@ fn walk(
         a_round_each += chunk(rest);
     }
     let mean = walked_chunks as f64 / workgroups.max(1) as f64;
-    (a_round_each * mean).max(chunk(workgroups.min(at_once)) * longest_chunks as f64)
+    let eighths = lengths.at_least.map(|n| chunk(n * each));
+    let longest = eighths.iter().sum::<f64>() / 8.0 * lengths.longest_chunks as f64;
+    (a_round_each * mean).max(longest)
 }
 
 #[cfg(test)]

@@ -172,9 +172,9 @@ fn a_choice_costs_no_more_than_none() {
 /// Modelled cost if the longest sequence has `segments` segments.
 fn cost(lengths: &[usize], machine: &Machine, segments: usize) -> Cost {
     let segment = segment_chunks(lengths, segments);
-    let mut cut: Vec<usize> = lengths.iter().copied().filter(|&n| n > segment).collect();
-    cut.sort_unstable_by(|a, b| b.cmp(a));
-    machine.cost(lengths.len(), lengths.iter().sum(), &cut, segment)
+    let mut long = lengths.to_vec();
+    long.sort_unstable_by(|a, b| b.cmp(a));
+    machine.cost(&long, &Short::default(), lengths.iter().sum(), segment)
 }
 
 /// Best number of segments by exhaustive search, as [`choose`] specifies it.
