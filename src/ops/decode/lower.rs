@@ -31,6 +31,8 @@ pub(crate) struct Shape {
     scale: f32,
     /// Dies of the device, to which it deals workgroups in turn.
     dies: u32,
+    /// Most rows of outputs for which the kernel with the gated norm is faster than two kernels.
+    norm_rows: usize,
 }
 
 /// Launch arguments: the kernel's argument struct and grid.
@@ -82,6 +84,7 @@ impl Shape {
             batch,
             scale: spec.scale.unwrap_or_else(|| spec.heads.default_scale()),
             dies: context.dies(),
+            norm_rows: context.target().decode_norm_rows,
         };
         check::ensure(batch < 1 << 24 && shape.workgroups() < 1 << 26, || {
             let was = format!("{batch} sequences of {} value heads", spec.heads.value);
@@ -110,7 +113,7 @@ impl Shape {
         self.spec.dtype
     }
 
-    /// The kernel with the gated norm fused in, if there is one for this shape.
+    /// The kernel with the gated norm fused in, if there is one for this shape, and it is faster.
     pub(super) fn norm_kernel(&self) -> Option<Kernel<dwk_decode_args>> {
         self.fits_norm()
             .then(|| kernels::decode_norm(self.spec.dtype))
@@ -123,7 +126,10 @@ impl Shape {
     }
 
     fn fits_norm(&self) -> bool {
-        self.spec.heads.value_dim == NORM_VALUE_DIM && self.spec.heads.key_dim <= NORM_KEY_DIM
+        let heads = &self.spec.heads;
+        heads.value_dim == NORM_VALUE_DIM
+            && heads.key_dim <= NORM_KEY_DIM
+            && self.batch * heads.value <= self.norm_rows
     }
 
     /// Fuses the in-place norm of the outputs into the kernel for drafts. Returns false if no kernel for this shape has
