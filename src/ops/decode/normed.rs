@@ -87,7 +87,8 @@ impl Decode {
     }
 
     /// Enqueues the decode, of drafts if they are given, and the norm of its outputs: the kernels that
-    /// [`Decode::normed_kernels`] names, nothing else. That is one kernel if V is 128 and K at most 128.
+    /// [`Decode::normed_kernels`] names, nothing else. That is one kernel if V is 128, K at most 128 and that is
+    /// faster for the batch.
     ///
     /// Outputs of padding stay zeros. Rows of no sequence, which the decode leaves as they were, must be zeros if they are
     /// to stay so.
