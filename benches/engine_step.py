@@ -2,8 +2,9 @@
 
     python3 benches/engine_step.py [--heads HK,HV] [--prefills LENGTHS] [--json]
 
-The step has three decodes, two padded slots and the prefills. Bits are the same unless the plan with lengths on the host
-cuts sequences on the split path. The L2 cache is flushed before each replay. Times are medians in microseconds. `benches/engine_step.rs` models the same step for gfx942.
+The step has three decodes, two padded slots and the prefills. Bits are the same unless the plan with lengths on the host cuts
+sequences on the split path. The L2 cache is flushed before each replay. Times are medians in microseconds.
+`benches/engine_step.rs` models the same step for gfx942.
 """
 
 import argparse
@@ -38,8 +39,8 @@ def step(key_heads, value_heads, prefills):
 
     slots = torch.arange(sequences, dtype=torch.int32, device="cuda")
     slots[DECODES:decodes] = -1
-    given = {"x": normal(rows, spec.channels + value_heads * DIM), "a": normal(rows, value_heads), "b": normal(rows, value_heads),
-             "conv_weight": normal(spec.channels, spec.width, scale=0.3), "a_log": normal(value_heads, dtype=torch.float32),
+    given = {"x": normal(rows, spec.channels + value_heads * DIM), "a": normal(rows, value_heads),
+             "b": normal(rows, value_heads), "conv_weight": normal(spec.channels, spec.width, scale=0.3), "a_log": normal(value_heads, dtype=torch.float32),
              "norm_weight": normal(DIM), "slots": slots}
     states = {"conv_state": normal(sequences, spec.channels, spec.width - 1),
               "pool": normal(sequences, value_heads, DIM, DIM, dtype=torch.float32, scale=0.1)}

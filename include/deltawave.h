@@ -753,9 +753,9 @@ typedef struct dw_decode_tensors {
     int32_t null_slot;
     int32_t pad0;
 
-    /* Gated norm of o, in place, as dw_norm_tensors: one kernel in all if V is 128, K at most 128 and that is
-     * faster for the batch, otherwise one more. o must then be packed, [B T, HV, V] or [rows, HV, V]. Rows of no sequence must be zeros if they are to stay
-     * so. */
+    /* Gated norm of o, in place, as dw_norm_tensors: one kernel in all if V is 128, K at most 128 and that is faster
+     * for the batch, otherwise one more. o must then be packed, [B T, HV, V] or [rows, HV, V]. Rows of no sequence must
+     * be zeros if they are to stay so. */
     const dw_tensor *z;           /* NULL: no norm */
     const dw_tensor *norm_weight; /* [V]; NULL: 1 */
     float norm_eps;

@@ -221,6 +221,10 @@ fn kernels_of_a_launch() {
     // The norm is in the decode.
     let decode = kernels(&[0, 1, 2], 2, 2);
     assert_eq!(decode, ["dw_conv_bf16", "dw_decode_norm_bf16"]);
+    // On sm_90a only for few sequences.
+    let many: Vec<i32> = (0..=9).collect();
+    let apart = ["dw_conv_bf16", "dw_decode_bf16_k128", "dw_norm_bf16"];
+    assert_eq!(kernels(&many, 9, 9) == apart, !is_cdna(&context));
     let mixed = kernels(&[0, 1, 50], 50, 1).len();
     assert_eq!(mixed, 4 + usize::from(!is_cdna(&context)));
     // Not where V is another.

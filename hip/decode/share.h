@@ -19,8 +19,8 @@ constexpr int row_teams = 4;
 constexpr int row_dim = row_teams * columns;
 constexpr int row_threads = row_teams * threads;
 
-// What runs at once, for K up to 128: waves on a SIMD of gfx942, workgroups on a multiprocessor of sm_90a, where states of
-// six are requested at once, not of four. Eight would spill registers: one sequence of several tokens then takes longer.
+// What runs at once, for K up to 128: waves on a SIMD of gfx942, workgroups on a multiprocessor of sm_90a. Of these,
+// six request states at once, where registers without a bound leave room for four. Eight would spill them.
 constexpr int residency = arch::Traits::one_die ? 6 : 3;
 
 // Index of the thread in its team, and of the team in its workgroup.

@@ -62,7 +62,8 @@ class Decode(Plan):
     The gated norm of o, in place, as `deltawave.norm`; o is then `[B T, HV, V]` or `[rows, HV, V]`:
 
     - z, as for `deltawave.norm`, norm_weight `[V]`, norm_eps and norm_gate, "silu" or "sigmoid". One kernel in all if V is
-      128 and K at most 128, otherwise one more. Rows of no sequence must be zeros if they are to stay so
+      128, K at most 128 and that is faster for the batch, otherwise one more. Rows of no sequence must be zeros if they are to
+      stay so
     """
 
     NAME, TENSORS, CHOICES = "decode", _abi.dw_decode_tensors, {"pool_layout": structs.STATE_LAYOUTS, "norm_gate": GATES}

@@ -253,8 +253,8 @@ def layer_drafts(x: Tensor, a: Tensor, b: Tensor, conv_state: Tensor, pool: Tens
                  null_slot: Optional[int] = None, *, out: Optional[Tensor] = None) -> Tensor:
     """`ops.layer` for sequences of drafts: returns y `[rows, HV, V]` of x `[rows, columns]`. y is `out` if that is given.
 
-    Two kernels if V is 128 and K at most 128: the convolution, which computes the gates too, and the recurrence with the
-    gated norm; otherwise the norm is a third. draft_slots
+    Two kernels if V is 128, K at most 128 and that is faster for the batch: the convolution, which computes the gates too,
+    and the recurrence with the gated norm; otherwise the norm is a third. draft_slots
     `[N, T]` i32, accepted `[N]` i32 and cu_seqlens `[N + 1]` are as for `decode_drafts`; the first column of draft_slots
     holds the slots of conv states. Sequences have 0 to T rows. Rows of no sequence become 0; in `out` they must have been 0.
     The other arguments are those of `ops.layer`."""

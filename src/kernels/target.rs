@@ -313,8 +313,8 @@ static SM90: Target = {
         ],
         fused: [fused(164_784), fused(230_320), fused(230_320)],
         fused_summarise: [fused(107_440), fused(140_208), fused(140_208)],
-        // Measured on an H200, 32 value heads: 27.6 us at batch 8 in a layer, about 29 apart; 65 and 57 at batch 32. A
-        // workgroup of whole rows has a multiprocessor for itself.
+        // A workgroup of whole rows has a multiprocessor for itself. Measured on an H200, layers of 32 value heads without
+        // initial states: 22.0 us at batch 8; apart, 25.8 at 12 and 38.6 at 32, where an older `decode_norm` took 59.6.
         decode_norm_rows: 256,
         short_columns: 16,
         // On an H200 the last bits of states differ: it multiplies with mma.sync, prefill_scan with wgmma.
@@ -358,8 +358,8 @@ static SM90: Target = {
                     chunk_shared: 2.0,
                     residency: 1,
                 },
-                // With fewer segments, gates that remember cost less: (4,8) x 8192 `normal` and `mixed` take 191 and 257 us in
-                // four segments, 197 and 280 in eight.
+                // Both fitted to whole backwards, since gates that remember cost less with fewer segments: (4,8) x 8192
+                // `normal` and `mixed` take 191 and 257 us in four, 197 and 280 in eight.
                 combine: 5.0,
                 fewer: 1.06,
                 summarised: 0.25,

@@ -1,6 +1,6 @@
 // Gradients of q, k and gates of a chunk and key head, by eight waves. A wave has 16 tokens (row tile i) and half of
 // the key elements of dQ and dK, and up to two of the lower blocks (i, j) of dP and dL: its rows of dO, E and dX are in
-// registers for all products. With dO' = scale dO, per value head:
+// registers for all products. With dO' = scale dO, in units (walk.h), per value head:
 //
 //   dP = lower part of dO' U^T                     dL = -strictly lower part of dV U^T              [C, C]
 //   dQ = exp(G) dO' S0^T + (D .* dP) K                                                              [C, K]

@@ -17,7 +17,7 @@ DEVICE void store_scalar(void *p, int64_t index, int type, float x) {
 }
 
 // Writes the gradients of the gates of row `token` of a chunk that begins at `begin`: of g and beta, or of a and b.
-// These are not in units yet. `factors`: the record. Sets what the token adds to the gradients of A_log and dt_bias.
+// `d_gate`, `d_beta`: in units. `factors`: the record. Sets what the token adds to the gradients of A_log and dt_bias.
 DEVICE void write_token_gates(const dwk_prefill_backward_args &x, int sequence, int begin, int head,
                               const char *factors, int token, float d_gate, float d_beta, float &d_a_log,
                               float &d_dt_bias) {

@@ -20,8 +20,8 @@
 // depend on them: K and Q are turned, results are turned and stored, P^T dO' and Q^T dO' are multiplied, and operands
 // of the next chunk are requested as soon as those of this one have been multiplied.
 //
-// The second walk's gradients are in units: x.scale is a power of two, so that exp(G) dO' is exact where a head forgets
-// nothing. Its rounding errors would add up in dS0.
+// Gradients of the second walk are in units of x.unit, so that x.scale is a power of two. Without norms inside,
+// exp(G) dO' is then exact where a head forgets nothing. Otherwise rounding errors of this product would add up in dS0.
 //
 // A sequence that is cut is walked in segments at the same time (segment.h). Walks that keep nothing then come first:
 // they give what a segment leaves.

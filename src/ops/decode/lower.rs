@@ -31,7 +31,7 @@ pub(crate) struct Shape {
     scale: f32,
     /// Dies of the device, to which it deals workgroups in turn.
     dies: u32,
-    /// Most rows of outputs for which the kernel with the gated norm is faster than two kernels.
+    /// Most (sequence, value head) for which the kernel with the gated norm is faster than two kernels.
     norm_rows: usize,
 }
 

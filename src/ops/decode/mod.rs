@@ -243,12 +243,13 @@ impl Decode {
         unsafe { (self.context).launch(stream, kernel, groups, threads, &lowered.arguments) }
     }
 
-    /// The kernel with the gated norm fused in, if there is one for this shape.
+    /// The kernel with the gated norm fused in, if there is one for this shape, and it is faster.
     pub(crate) fn norm_kernel(&self) -> Option<Kernel<dwk_decode_args>> {
         self.shape.norm_kernel()
     }
 
-    /// Fuses the in-place norm of the outputs into the decode kernel. Returns false if no kernel for this shape has it.
+    /// Fuses the in-place norm of the outputs into the decode kernel. Returns false if no kernel for this shape has it, or two are
+    /// faster.
     pub(crate) fn fuse(&self, lowered: &mut LaunchArguments, norm: &norm::LaunchArguments) -> bool {
         if let Some(kernel) = self.norm_kernel() {
             lowered.fuse(kernel, norm.arguments());

@@ -9,8 +9,8 @@
 //! A batch begins with the decodes, sequences of one token each. Prefills of any lengths follow. One call runs both:
 //! the convolution and the norm over all rows, decode over the first rows, prefill over the rest. Stages pass results
 //! in the type of the activations. o is written to y, where the norm works in place; q, k and v lie in the workspace.
-//! If a or b lies in blocks, the convolution computes g and beta, also in the workspace. If V is 128 and K at most 128,
-//! decode computes the norm too: same bits, one launch less.
+//! If a or b lies in blocks, the convolution computes g and beta, also in the workspace. If V is 128, K at most 128
+//! and that is faster for the batch, decode computes the norm too: same bits, one launch less.
 
 mod backward;
 mod lower;

@@ -326,7 +326,7 @@ pub(super) fn time(chunks: &[usize], machine: &Machine) -> f64 {
         .us
 }
 
-/// Lengths of segments: how many have at least 1/8, 2/8, .. 8/8 of the chunks of the longest.
+/// Lengths of segments: how many have at least 1/8, 2/8, .. 8/8 of the chunks of the longest. Shorter ones do not count.
 struct Profile {
     longest_chunks: usize,
     at_least: [usize; 8],

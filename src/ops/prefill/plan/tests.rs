@@ -113,6 +113,25 @@ fn segments_are_as_asked() {
     assert_eq!(segment_chunks(&[], 4), 1);
 }
 
+/// When shorter sequences have ended, the longest one has its compute unit for itself.
+#[test]
+fn a_long_sequence_beside_short_ones_is_walked_alone() {
+    let machine = machine(100, 40);
+    let time = |lengths: &[usize]| {
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let profile = Profile::of(lengths.iter().map(|&n| (n, 1)), longest);
+        machine.scan(lengths.len(), &profile, lengths.iter().sum())
+    };
+    // 40 workgroups are alone, 120 share: 4 and 5 us a chunk.
+    assert_eq!(time(&[64]), 64.0 * 4.0);
+    assert_eq!(time(&[64, 64, 64]), 64.0 * 5.0);
+    assert_eq!(time(&[64, 32, 32]), 32.0 * 5.0 + 32.0 * 4.0);
+    assert_eq!(time(&[64, 7, 0]), 64.0 * 4.0);
+    assert_eq!(time(&[3, 3, 1]), 3.0 / 8.0 * (2.0 * 5.0 + 6.0 * 4.0));
+    assert_eq!(time(&[]), 0.0);
+    assert_eq!(time(&[0, 0]), 0.0);
+}
+
 #[test]
 fn a_full_device_cuts_nothing() {
     assert_eq!(choose(&[128; 40], &machine(304, 32)), 1);
