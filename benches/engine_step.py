@@ -40,8 +40,9 @@ def step(key_heads, value_heads, prefills):
     slots = torch.arange(sequences, dtype=torch.int32, device="cuda")
     slots[DECODES:decodes] = -1
     given = {"x": normal(rows, spec.channels + value_heads * DIM), "a": normal(rows, value_heads),
-             "b": normal(rows, value_heads), "conv_weight": normal(spec.channels, spec.width, scale=0.3), "a_log": normal(value_heads, dtype=torch.float32),
-             "norm_weight": normal(DIM), "slots": slots}
+             "b": normal(rows, value_heads), "conv_weight": normal(spec.channels, spec.width, scale=0.3),
+             "a_log": normal(value_heads, dtype=torch.float32), "norm_weight": normal(DIM),
+             "slots": slots}
     states = {"conv_state": normal(sequences, spec.channels, spec.width - 1),
               "pool": normal(sequences, value_heads, DIM, DIM, dtype=torch.float32, scale=0.1)}
     plans = {"host": dw.Layer.packed(context, spec, offsets, rows, decodes),

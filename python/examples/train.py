@@ -267,7 +267,8 @@ def within(losses: List[float], exact: List[float]) -> bool:
 
 
 def choose_first_configurations() -> None:
-    """Triton kernels take their first configuration: to try all of FLA's takes many minutes, and decides about time and the order of sums."""
+    """Lets Triton kernels take their first configuration. To try all of FLA's takes many minutes, and decides about time and the
+    order of sums."""
     from triton.runtime.autotuner import Autotuner
 
     made: Any = Autotuner.__init__

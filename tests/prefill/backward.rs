@@ -377,19 +377,32 @@ fn backward_multiplies_gradients_of_outputs_exactly() {
     assert!(*error < 1.8e-3, "ds0: {error:.2e}");
 }
 
-/// The gradient of the state after no tokens is that of the state before them, bit by bit.
+/// The gradient of the state after no tokens is that of the state before them, bit by bit. Beside them a sequence is whole or
+/// in segments. K = 128, so that other gradients of final states are divided by the unit, in 16 bits too.
 #[test]
 fn backward_of_no_tokens_copies() {
-    let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 128, 32), &[0, 70, 0]);
-    case.initial = Some(F32_STATE);
-    let (data, given) = (case.data(), Given::new(&case));
-    let found = run_backward(&context(), &case, &data, &given, ALL);
-    let d_initial = found[7].as_ref().expect("ds0");
-    let d_final = &given.d_final.as_ref().expect("a gradient").values;
-    let each = d_final.len() / 3;
-    for empty in [0, 2] {
-        let range = empty * each..(empty + 1) * each;
-        assert!(bits(&d_initial[range.clone()]) == bits(&d_final[range]));
+    for (dtype, segments) in [
+        (Dtype::F32, None),
+        (Dtype::F32, Some(3)),
+        (Dtype::Bf16, None),
+    ] {
+        let spec = PrefillSpec {
+            segments,
+            ..spec(Dtype::Bf16, 1, 2, 128, 32)
+        };
+        let mut case = Case::new(spec, &[0, 200, 0]);
+        let kind = StateKind { dtype, ..F32_STATE };
+        (case.initial, case.final_state) = (Some(kind), Some(kind));
+        check_backward(&context(), &case, SMALL, floor(Dtype::Bf16));
+        let (data, given) = (case.data(), Given::new(&case));
+        let found = run_backward(&context(), &case, &data, &given, ALL);
+        let d_initial = found[7].as_ref().expect("ds0");
+        let d_final = &given.d_final.as_ref().expect("a gradient").values;
+        let each = d_final.len() / 3;
+        for empty in [0, 2] {
+            let range = empty * each..(empty + 1) * each;
+            assert!(bits(&d_initial[range.clone()]) == bits(&d_final[range]));
+        }
     }
 }
 
