@@ -68,7 +68,8 @@ impl Uneven {
     /// Time after which all compute units have ended.
     fn cost(&self, items: &[dwk_prefill_item]) -> usize {
         // Compute units by the time at which they are free.
-        let mut free = BTreeMap::from([(0, self.compute_units)]);
+        let mut free = BTreeMap::new();
+        free.insert(0, self.compute_units);
         for item in items {
             let early = if item.first_chunk > 0 {
                 self.warm_up
