@@ -280,7 +280,7 @@ def choose_first_configurations() -> None:
 
 
 def fla_is_missing(device: str) -> Optional[str]:
-    """Why FLA's kernels cannot run here, or None."""
+    """Why FLA's kernels cannot run here, or None. Imports them: before that, what they depend on is set."""
     if device != "cuda":
         return "its kernels need a GPU"
     os.environ.setdefault("FLA_FLASH_QLA", "0")  # FLA's own kernels, not FlashQLA's where that is installed

@@ -68,6 +68,7 @@ impl Uneven {
     /// Time after which all compute units have ended.
     fn cost(&self, items: &[dwk_prefill_item]) -> usize {
         // Compute units by the time at which they are free.
+        // Not `BTreeMap::from`, in which memcheck sees a key that is compared although there is none.
         let mut free = BTreeMap::new();
         free.insert(0, self.compute_units);
         for item in items {
