@@ -26,7 +26,8 @@ enum {
     DWK_INITIAL_VALUE_MAJOR = 16,  /* initial_state is [N, HV, V, K] */
     DWK_FINAL_VALUE_MAJOR = 32,    /* final_state is [N, HV, V, K] */
     DWK_SNAPSHOT_VALUE_MAJOR = 64, /* snapshots is [slots, HV, V, K] */
-    DWK_FROM_HBM = 128 /* scan: its tensors and records do not fit in the last cache; changes the time only */
+    DWK_FROM_HBM = 128,    /* scan: its tensors and records do not fit in the last cache; changes the time only */
+    DWK_STARTS_EARLY = 256 /* scan, summarise: items with DWK_ITEM_HALF have no summaries */
 };
 
 /* Bits of `flags` of conv. */
@@ -75,22 +76,25 @@ typedef struct dwk_prefill_item {
     int32_t sequence;    /* -1: no item, nor are those that follow; in lists that the device made */
     int32_t first_chunk; /* counted in the sequence; DWK_ITEM_CONTINUES */
     int32_t chunks;      /* DWK_ITEM_FOLLOWED */
-    int32_t summary;     /* index of its summary, if a segment follows it; the segment before it has summary - 1 */
+    int32_t summary;     /* index of its summary, if a segment follows it; the segment before it has summary - 1;
+                            DWK_ITEM_HALF */
 } dwk_prefill_item;
 
-/* Bits of an item, for sequences of which other ranks have parts. In first_chunk: although its first chunk is the
- * sequence's, a segment is before it. In chunks: although its last chunk is the sequence's, a segment follows it. */
-enum { DWK_ITEM_CONTINUES = 0x40000000, DWK_ITEM_FOLLOWED = 0x40000000 };
+/* Bits of an item. For sequences of which other ranks have parts: in first_chunk, although its first chunk is the
+ * sequence's, a segment is before it; in chunks, although its last chunk is the sequence's, a segment follows it. In
+ * summary, in lists that the device made: it is a segment of two, and no sequence of the batch has more. With
+ * DWK_STARTS_EARLY, prefill_scan then needs no summary (hip/prefill/forget.h). */
+enum { DWK_ITEM_CONTINUES = 0x40000000, DWK_ITEM_FOLLOWED = 0x40000000, DWK_ITEM_HALF = 0x40000000 };
 
-/* Division of a fused prefill's sequences into segments, and the lists that prefill_lengths makes of it
- * (hip/prefill/plan.h; src/ops/prefill/plan/balance.rs computes the same on the host). Costs are in sixteenths of the
- * time of a chunk. */
+/* Lists of segments that prefill_lengths makes (hip/prefill/plan.h), and the rule by which it cuts the sequences of a
+ * fused prefill (src/ops/prefill/plan/balance.rs computes the same on the host). Costs are in sixteenths of the time of
+ * a chunk. */
 typedef struct dwk_prefill_plan {
     dwk_prefill_item *items; /* [items_count], as in dwk_prefill_scan_args; null: no lists are made */
     int32_t *chains;         /* [chains_count, 2], as in dwk_prefill_combine_args */
     int32_t items_count;
     int32_t chains_count;
-    int32_t segments;       /* of each sequence; 0: the cheapest */
+    int32_t segments;       /* of each sequence; 0: the cheapest, by this rule or by dwk_prefill_machine */
     int32_t workgroups;     /* of an item */
     int32_t compute_units;  /* workgroups at a time */
     int32_t most_summaries; /* items that another follows, if `segments` is 0 */
@@ -102,11 +106,37 @@ typedef struct dwk_prefill_plan {
     int32_t pad0;
 } dwk_prefill_plan;
 
+/* Modelled time of a kernel that walks chunks, in nanoseconds. */
+typedef struct dwk_kernel_time {
+    int32_t workgroups; /* of a segment */
+    int32_t chunk;      /* with one workgroup on a compute unit */
+    int32_t each_more;  /* of a chunk, for each further workgroup on the compute unit */
+    int32_t residency;  /* most workgroups on a compute unit */
+} dwk_kernel_time;
+
+/* Rule by which prefill_lengths cuts the sequences of a prefill with prefill_scan (hip/prefill/machine.h;
+ * src/ops/prefill/plan/machine.rs computes the same on the host). Times are modelled, in nanoseconds. Shares are in
+ * 1024ths. */
+typedef struct dwk_prefill_machine {
+    dwk_kernel_time scan;
+    dwk_kernel_time summarise;
+    int32_t compute_units;      /* 0: dwk_prefill_plan has the rule */
+    int32_t combine_workgroups; /* of a sequence */
+    int32_t combine;            /* of a segment */
+    int32_t launch;             /* of one more kernel */
+    int32_t summarised;         /* share of the chunks that prefill_summarise is expected to walk */
+    int32_t worthwhile;         /* sequences are cut at most at this share of the time of whole ones */
+    int32_t fewer;              /* fewer segments may take this share of the least time */
+    int32_t filling;            /* sequences and further segments that fill the device; 0: no candidate */
+    int32_t most_summaries;     /* items that another follows */
+    int32_t halves;             /* 1: mark items with DWK_ITEM_HALF */
+} dwk_prefill_machine;
+
 /* Choice between prefill_fused and prefill_prepare with prefill_scan by the lengths. Times are modelled, in
- * nanoseconds. The list of the path that is not chosen has no items. */
+ * nanoseconds. The list of the path that is not chosen has no items. prefill_fused then cuts no sequence. */
 typedef struct dwk_prefill_choice {
-    dwk_prefill_item *split_items; /* [plan.items_count]: prefill_scan's list, plan.items is prefill_fused's; null: no
-                                      choice */
+    dwk_prefill_item *split_items; /* [plan.items_count]: prefill_scan's list; plan.items [sequences] is
+                                      prefill_fused's; null: no choice */
     int32_t compute_units;
     int32_t fused_workgroups; /* of a sequence */
     int32_t fused_chunk;
@@ -131,6 +161,7 @@ typedef struct dwk_prefill_lengths_args {
     int32_t decodes;       /* the first `decodes` sequences must have one row each; at most tokens and sequences */
     dwk_prefill_plan plan; /* of the sequences after the decodes */
     dwk_prefill_choice choice;
+    dwk_prefill_machine machine;
 } dwk_prefill_lengths_args;
 
 /* prefill_prepare_{bf16,f16}: T, P and row factors of every (chunk, value head). */

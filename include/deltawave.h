@@ -160,8 +160,8 @@ typedef struct dw_prefill_spec {
     int32_t qk_l2norm;   /* 1: the kernels l2-normalise the rows of q and k */
     float scale;         /* 0: K^-0.5 */
     /* Number of segments of each sequence, walked in parallel. 1: no sequence is cut. 0: numbers with the least
-     * estimated time. Where only the device knows the lengths, only the fused path cuts sequences. The environment
-     * variable DELTAWAVE_SEGMENTS overrides it. */
+     * estimated time, whether the host or only the device knows the lengths. The environment variable
+     * DELTAWAVE_SEGMENTS overrides it. */
     int32_t segments;
     int32_t compute_units; /* compute units that launches can use; 0: all of the device */
     int32_t path;          /* DW_PATH_*; the environment variable DELTAWAVE_PREFILL overrides it */
@@ -250,7 +250,7 @@ int dw_prefill_dense(const dw_context *context, const dw_prefill_spec *spec, int
 /* Makes a plan for a packed batch whose lengths are on the device alone. Entries of cu_seqlens that decrease or exceed
  * `tokens` are replaced by the nearest allowed ones. After a launch the first 4 bytes of the workspace are 0, or 1 +
  * the index of the first wrong entry. An absent sequence has no tokens: its entry of cu_seqlens repeats the one before.
- */
+ * Sequences are cut into segments on the device, as dw_prefill_packed cuts them on the host. */
 int dw_prefill_device(const dw_context *context, const dw_prefill_spec *spec, int64_t tokens, int64_t sequences,
                       dw_prefill **plan);
 /* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */

@@ -18,6 +18,7 @@ pub const DWK_INITIAL_VALUE_MAJOR: _bindgen_ty_2 = 16;
 pub const DWK_FINAL_VALUE_MAJOR: _bindgen_ty_2 = 32;
 pub const DWK_SNAPSHOT_VALUE_MAJOR: _bindgen_ty_2 = 64;
 pub const DWK_FROM_HBM: _bindgen_ty_2 = 128;
+pub const DWK_STARTS_EARLY: _bindgen_ty_2 = 256;
 pub type _bindgen_ty_2 = ::core::ffi::c_uint;
 pub const DWK_CONV_SILU: _bindgen_ty_3 = 1;
 pub const DWK_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;
@@ -104,6 +105,7 @@ const _: () = {
 };
 pub const DWK_ITEM_CONTINUES: _bindgen_ty_6 = 1073741824;
 pub const DWK_ITEM_FOLLOWED: _bindgen_ty_6 = 1073741824;
+pub const DWK_ITEM_HALF: _bindgen_ty_6 = 1073741824;
 pub type _bindgen_ty_6 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -165,6 +167,72 @@ impl Default for dwk_prefill_plan {
         }
     }
 }
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dwk_kernel_time {
+    pub workgroups: i32,
+    pub chunk: i32,
+    pub each_more: i32,
+    pub residency: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_kernel_time"][::core::mem::size_of::<dwk_kernel_time>() - 16usize];
+    ["Alignment of dwk_kernel_time"][::core::mem::align_of::<dwk_kernel_time>() - 4usize];
+    ["Offset of field: dwk_kernel_time::workgroups"]
+        [::core::mem::offset_of!(dwk_kernel_time, workgroups) - 0usize];
+    ["Offset of field: dwk_kernel_time::chunk"]
+        [::core::mem::offset_of!(dwk_kernel_time, chunk) - 4usize];
+    ["Offset of field: dwk_kernel_time::each_more"]
+        [::core::mem::offset_of!(dwk_kernel_time, each_more) - 8usize];
+    ["Offset of field: dwk_kernel_time::residency"]
+        [::core::mem::offset_of!(dwk_kernel_time, residency) - 12usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dwk_prefill_machine {
+    pub scan: dwk_kernel_time,
+    pub summarise: dwk_kernel_time,
+    pub compute_units: i32,
+    pub combine_workgroups: i32,
+    pub combine: i32,
+    pub launch: i32,
+    pub summarised: i32,
+    pub worthwhile: i32,
+    pub fewer: i32,
+    pub filling: i32,
+    pub most_summaries: i32,
+    pub halves: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_prefill_machine"][::core::mem::size_of::<dwk_prefill_machine>() - 72usize];
+    ["Alignment of dwk_prefill_machine"][::core::mem::align_of::<dwk_prefill_machine>() - 4usize];
+    ["Offset of field: dwk_prefill_machine::scan"]
+        [::core::mem::offset_of!(dwk_prefill_machine, scan) - 0usize];
+    ["Offset of field: dwk_prefill_machine::summarise"]
+        [::core::mem::offset_of!(dwk_prefill_machine, summarise) - 16usize];
+    ["Offset of field: dwk_prefill_machine::compute_units"]
+        [::core::mem::offset_of!(dwk_prefill_machine, compute_units) - 32usize];
+    ["Offset of field: dwk_prefill_machine::combine_workgroups"]
+        [::core::mem::offset_of!(dwk_prefill_machine, combine_workgroups) - 36usize];
+    ["Offset of field: dwk_prefill_machine::combine"]
+        [::core::mem::offset_of!(dwk_prefill_machine, combine) - 40usize];
+    ["Offset of field: dwk_prefill_machine::launch"]
+        [::core::mem::offset_of!(dwk_prefill_machine, launch) - 44usize];
+    ["Offset of field: dwk_prefill_machine::summarised"]
+        [::core::mem::offset_of!(dwk_prefill_machine, summarised) - 48usize];
+    ["Offset of field: dwk_prefill_machine::worthwhile"]
+        [::core::mem::offset_of!(dwk_prefill_machine, worthwhile) - 52usize];
+    ["Offset of field: dwk_prefill_machine::fewer"]
+        [::core::mem::offset_of!(dwk_prefill_machine, fewer) - 56usize];
+    ["Offset of field: dwk_prefill_machine::filling"]
+        [::core::mem::offset_of!(dwk_prefill_machine, filling) - 60usize];
+    ["Offset of field: dwk_prefill_machine::most_summaries"]
+        [::core::mem::offset_of!(dwk_prefill_machine, most_summaries) - 64usize];
+    ["Offset of field: dwk_prefill_machine::halves"]
+        [::core::mem::offset_of!(dwk_prefill_machine, halves) - 68usize];
+};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_choice {
@@ -229,11 +297,12 @@ pub struct dwk_prefill_lengths_args {
     pub decodes: i32,
     pub plan: dwk_prefill_plan,
     pub choice: dwk_prefill_choice,
+    pub machine: dwk_prefill_machine,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_lengths_args"]
-        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 160usize];
+        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 232usize];
     ["Alignment of dwk_prefill_lengths_args"]
         [::core::mem::align_of::<dwk_prefill_lengths_args>() - 8usize];
     ["Offset of field: dwk_prefill_lengths_args::cu_seqlens"]
@@ -256,6 +325,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_lengths_args, plan) - 48usize];
     ["Offset of field: dwk_prefill_lengths_args::choice"]
         [::core::mem::offset_of!(dwk_prefill_lengths_args, choice) - 112usize];
+    ["Offset of field: dwk_prefill_lengths_args::machine"]
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, machine) - 160usize];
 };
 impl Default for dwk_prefill_lengths_args {
     fn default() -> Self {
@@ -1323,7 +1394,7 @@ pub struct dwk_conv_lengths_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_conv_lengths_args"][::core::mem::size_of::<dwk_conv_lengths_args>() - 720usize];
+    ["Size of dwk_conv_lengths_args"][::core::mem::size_of::<dwk_conv_lengths_args>() - 792usize];
     ["Alignment of dwk_conv_lengths_args"]
         [::core::mem::align_of::<dwk_conv_lengths_args>() - 8usize];
     ["Offset of field: dwk_conv_lengths_args::conv"]

@@ -223,16 +223,8 @@ fn kernels_and_refusals() {
         ("decodes", spec, 2, 3),
         ("decodes", spec, 200, 101),
         ("eps", LayerSpec { eps: -1.0, ..spec }, 2, 1),
-        ("segments", with_segments(spec), 2, 1),
     ] {
         assert_eq!(refused(&context, spec, sequences, decodes), argument);
-    }
-}
-
-fn with_segments(spec: LayerSpec) -> LayerSpec {
-    LayerSpec {
-        segments: Some(2),
-        ..spec
     }
 }
 

@@ -16,6 +16,8 @@ mod backward_segments;
 mod by_gates;
 #[path = "prefill/collectives.rs"]
 mod collectives;
+#[path = "prefill/device_cuts.rs"]
+mod device_cuts;
 #[path = "prefill/early.rs"]
 mod early;
 #[path = "prefill/forget.rs"]

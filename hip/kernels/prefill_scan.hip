@@ -38,7 +38,7 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
             const auto locate = [&](int unit, Work &work, Segment &segment) __attribute__((always_inline)) {
                 work = work_of(x, unit);
                 segment = segment_of(x, work.item);
-                if ((x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
+                if (!segment.exists || (x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
                     return false;
                 }
                 if (is_padding(x, segment.sequence)) {
@@ -55,12 +55,9 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
         }
     }
     Work work = work_of(x, arch::workgroup());
-    if (scan_lists_end && !is_item(x, work.item)) {
-        return;
-    }
     Segment segment = segment_of(x, work.item);
     // A sequence without tokens writes no slot of a pool.
-    if ((x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
+    if (!segment.exists || (x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
         arch::wait_for_previous_kernel();
         return;
     }

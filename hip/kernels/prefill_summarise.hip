@@ -62,10 +62,12 @@ DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &seg
 
 template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &x) {
     const Work work = work_of(x, arch::workgroup());
-    if (scan_lists_end && !is_item(x, work.item)) {
+    Segment segment = segment_of(x, work.item);
+    // Lists that the device made have fewer segments that another follows than workgroups are launched for.
+    if (!segment.exists || segment.last || !segment.summarised) {
+        arch::wait_for_previous_kernel();
         return;
     }
-    Segment segment = segment_of(x, work.item);
     // Slabs of N come first, then slabs of M.
     const int of_slab = slab_columns<Keys, false>();
     const int n_slabs = arch::uniform_value((x.value_dim + of_slab - 1) / of_slab);

@@ -55,7 +55,7 @@ DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment, b
 
 // Whether a segment is one of two of its sequence, and there are no summaries: divide() then says who walks what.
 DEVICE bool is_half(const dwk_prefill_scan_args &x, const Segment &segment) {
-    return early_starts && x.retained && x.summaries == 0 && segment.first != segment.last;
+    return early_starts && x.retained && !segment.summarised && segment.first != segment.last;
 }
 
 // Whether a sequence that is cut in two without summaries is walked as two segments: the last chunks of the first leave

@@ -54,15 +54,6 @@ DEVICE void check(const dwk_prefill_lengths_args &x) {
     }
 }
 
-// Makes the lists of the sequences after the decodes. All threads of the workgroup take part.
-template <int Waves> DEVICE void make_lists(const dwk_prefill_lengths_args &x, const plan::Batch &batch) {
-    dwk_prefill_plan chosen = x.plan;
-    if (x.choice.split_items) {
-        chosen.items = plan::chosen_items<Waves>(x.plan, x.choice, batch);
-    }
-    plan::make_lists<Waves>(chosen, batch);
-}
-
 // All of it, by a workgroup of so many waves.
 template <int Waves> DEVICE void make(const dwk_prefill_lengths_args &x) {
     const int sequences = x.sequences - x.decodes;
@@ -70,15 +61,24 @@ template <int Waves> DEVICE void make(const dwk_prefill_lengths_args &x) {
         if (arch::wave() == 0) {
             check(x);
         }
-    } else if (plan::Batch::is_small(sequences) && x.choice.split_items) {
-        if (arch::wave() == 0) {
-            plan::list_small(x.plan, x.choice, plan::Batch(x));
-        } else if (arch::wave() == 1) {
-            check(x);
-        }
     } else if (plan::Batch::is_small(sequences)) {
+        const bool cuts = x.machine.compute_units == 0 || x.machine.most_summaries > 0;
         // Every wave checks these lengths for itself, so that the lists wait for neither memory nor another wave.
-        plan::make_lists<Waves>(x.plan, plan::Batch(x));
+        if (x.choice.split_items && !cuts) {
+            if (arch::wave() == 0) {
+                plan::list_small(x.plan, x.choice, plan::Batch(x));
+            } else if (arch::wave() == 1) {
+                check(x);
+            }
+            return;
+        }
+        const plan::Batch batch(x);
+        const plan::Division division = plan::divide<Waves>(x, batch);
+        if (division.longest < batch.longest || division.segments > 1) {
+            plan::make_lists<Waves>(x, batch, division);
+        } else if (arch::wave() == 0) {
+            plan::list_whole(x.plan, batch, division.items, division.items_count);
+        }
         if (arch::wave() == Waves - 1) {
             check(x);
         }
@@ -87,7 +87,8 @@ template <int Waves> DEVICE void make(const dwk_prefill_lengths_args &x) {
             check(x);
         }
         arch::workgroup_sync();
-        make_lists<Waves>(x, plan::Batch(x.rest ? x.rest : x.checked, sequences));
+        const plan::Batch batch(x.rest ? x.rest : x.checked, sequences);
+        plan::make_lists<Waves>(x, batch, plan::divide<Waves>(x, batch));
     }
 }
 

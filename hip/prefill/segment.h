@@ -19,6 +19,7 @@ struct Segment {
         summarised; // whether the sequence is cut: a summary then holds the state before it (or other ranks have parts)
     int quiet;      // tokens at its begin that belong to earlier segments: their outputs are not written
     bool from_zeros; // with quiet tokens: the walk starts from zeros
+    bool exists;     // false past the end of a list that the device made
 };
 
 // Whether item `index` exists. Lists that the device makes are as long as any batch could need, and end with items of
@@ -31,8 +32,10 @@ DEVICE bool is_item(const dwk_prefill_scan_args &x, int index) {
 // all of sequence `index`.
 DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
     dwk_prefill_item item{index, 0, DWK_ITEM_FOLLOWED - 1, 0};
+    bool exists = true;
     if (x.items) {
         const i32x4 stored = arch::uniform((const i32x4 *)(x.items + index));
+        exists = stored.x >= 0;
         item = dwk_prefill_item{min_of(max_of(stored.x, 0), x.sequences - 1), stored.y, stored.z, stored.w};
     }
     const Rows range = rows_of(x.cu_seqlens, item.sequence, x.tokens);
@@ -43,16 +46,18 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
     // Other ranks may have parts of the sequence before and after: then a bit is set.
     const int before = item.first_chunk, after = chunks - first - count + (item.chunks & DWK_ITEM_FOLLOWED);
     const bool is_first = before == 0, is_last = after == 0;
+    const bool half = x.flags & DWK_STARTS_EARLY && item.summary & DWK_ITEM_HALF;
     return Segment{item.sequence,
                    min_of(begin, range.end),
                    min_of(begin + count * chunk, range.end),
                    first_record(range.begin, item.sequence) + first,
-                   min_of(max_of(item.summary, 0), x.summaries),
+                   min_of(item.summary & (DWK_ITEM_HALF - 1), x.summaries),
                    is_first,
                    is_last,
-                   x.summaries > 0 && (before | after) != 0,
+                   x.summaries > 0 && (before | after) != 0 && !half,
                    0,
-                   false};
+                   false,
+                   exists};
 }
 
 // Whether prefill_short computes the sequence of this segment.

@@ -164,6 +164,6 @@ fn rounds_refuse_what_they_cannot_do() {
     let found = Prefill::device(&context, every(case.spec, 64), 150, 1).expect_err("a refusal");
     assert_eq!(
         found.to_string(),
-        "save: boundaries; it must be nothing: with lengths on the device no sequence is cut"
+        "save: boundaries; it must be nothing: only lengths on the host say where rounds begin"
     );
 }

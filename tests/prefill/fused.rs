@@ -165,10 +165,16 @@ fn in_place() {
 /// With a fixed number of segments, a sequence has the same bits in any batch, on either path.
 #[test]
 fn bits_do_not_depend_on_the_batch() {
-    for path in [PrefillPath::Fused, PrefillPath::Split] {
+    let device = Entry::Device { wide: false };
+    for (path, entry) in [
+        (PrefillPath::Fused, Entry::Packed),
+        (PrefillPath::Split, Entry::Packed),
+        (PrefillPath::Fused, device),
+        (PrefillPath::Split, device),
+    ] {
         let lengths = [700, 64, 129, 500];
         let mut case = fused(spec(Dtype::Bf16, 1, 2, 32, 48), &lengths, Some(3));
-        (case.spec.path, case.gates) = (path, Gates::Mixed);
+        (case.spec.path, case.gates, case.entry) = (path, Gates::Mixed, entry);
         let data = case.data();
         let all = run(&context(), &case, &data);
         let (row, state) = (2 * 48, 2 * 32 * 48);
@@ -344,9 +350,6 @@ fn the_device_cuts_as_the_host_at_the_end_of_a_wave() {
             let name = format!("{sequences} sequences, {long} tokens, {path:?}");
             if is_cdna(&context()) {
                 assert_eq!(plan(&case).path(), chosen, "{name}");
-            } else if path == PrefillPath::Auto {
-                // Lengths on the device are not cut.
-                case.spec.segments = Some(1);
             }
             let data = case.data();
             let host = run(&context(), &case, &data);
@@ -377,10 +380,6 @@ fn a_plan_serves_lengths_of_both_paths() {
         host.gates = case.gates;
         let fused = lengths == equal && is_cdna(&context());
         let path = [PrefillPath::Split, PrefillPath::Fused][usize::from(fused)];
-        if !is_cdna(&context()) {
-            // Lengths on the device are not cut.
-            host.spec.segments = Some(1);
-        }
         assert_eq!(plan(&host).path(), path);
         case.entry = Entry::Device { wide: false };
         let data = device_of(&lengths, &case);
@@ -425,12 +424,11 @@ fn refusals() {
         wide,
         "path: fused with K = 144; the fused kernel needs K of at most 128",
     );
-    wide.path = PrefillPath::Split;
-    wide.segments = Some(2);
-    refused(wide, "segments: 2; it must be 1 or absent");
     // Lists that no launch could walk.
     let mut many = spec(Dtype::Bf16, 1, 1 << 19, 16, 16);
-    (many.path, many.segments) = (PrefillPath::Fused, Some(64));
-    let error = Prefill::device(&context(), many, 64 * 64, 1).map(drop);
-    assert!(error.expect_err("a grid").to_string().contains("segments"));
+    for path in [PrefillPath::Fused, PrefillPath::Split] {
+        (many.path, many.segments) = (path, Some(64));
+        let error = Prefill::device(&context(), many, 64 * 64, 1).map(drop);
+        assert!(error.expect_err("a grid").to_string().contains("segments"));
+    }
 }

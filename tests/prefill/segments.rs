@@ -271,9 +271,6 @@ fn refusals() {
     refused(packed(&case), "compute_units: 0; it must be at least 1");
     case.spec.compute_units = None;
     assert!(Prefill::device(&context(), case.spec, 200, 1).is_ok());
-    case.spec.segments = Some(2);
-    let device = Prefill::device(&context(), case.spec, 200, 1).map(drop);
-    refused(device, "segments: 2; it must be 1 or absent");
     // More threads than a launch can have.
     let many = cut(spec(Dtype::Bf16, 1, 1 << 19, 16, 16), &[64 * 64], 64);
     refused(packed(&many), "in 64 segments");

@@ -12,8 +12,6 @@ using namespace tile;
 
 constexpr int scan_waves = tiles; // waves that hold the state
 constexpr int scan_threads = scan_waves * arch::lanes;
-// Whether the device may make the list of items of prefill_scan (plan.h), which then ends with items that do not exist.
-constexpr bool scan_lists_end = true;
 constexpr bool walks_units(int) { return false; }
 // Column tiles of a workgroup's slab.
 constexpr int scan_tiles = 2;

@@ -13,8 +13,6 @@ template <int Keys, bool Outputs> constexpr int walk_threads() {
     return (Stage<Keys, Outputs>::most_groups + 1) * group_threads;
 }
 template <int Keys, bool Outputs> constexpr int walk_residency() { return 1; }
-// Whether the device may make the list of items of prefill_scan (plan.h), which then ends with items that do not exist.
-constexpr bool scan_lists_end = false;
 // Whether prefill_scan may be launched for sequences that are cut in two without summaries (forget.h).
 constexpr bool early_starts = false;
 // Whether workgroups of prefill_scan take several units of work if a launch has fewer workgroups than units. They must

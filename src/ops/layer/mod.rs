@@ -233,11 +233,11 @@ impl Layer {
     ///
     /// The convolution's launch checks the lengths, too. It replaces entries by the nearest allowed number if they are not 0, 1, 2,
     /// ... up to `decodes`, if they decrease, or if they exceed the tokens. The first 4 bytes of the workspace are the
-    /// status after a launch: 0, or 1 + the index of the first entry that was replaced. On the fused path
-    /// ([`LayerSpec::path`]) it also cuts prefills into segments, as [`Prefill::device`] does.
+    /// status after a launch: 0, or 1 + the index of the first entry that was replaced. It also cuts prefills into
+    /// segments, as [`Prefill::device`] does.
     ///
     /// # Errors
-    /// A spec or sizes that are not allowed; more than one segment on the split path; no memory for the plan.
+    /// A spec or sizes that are not allowed; no memory for the plan.
     pub fn device(
         context: &Context,
         spec: LayerSpec,

@@ -118,7 +118,7 @@ impl Shape {
         };
         let heads = self.spec.heads.value as f64;
         let all = chunks.iter().sum::<usize>() as f64 * heads;
-        let split_us = plan::time(&chunks, &self.machine())
+        let split_us = self.machine().time(&chunks)
             + costs.prepare_start
             + costs.prepare * all / self.compute_units as f64;
         if split_us < LEAST {

@@ -1,12 +1,13 @@
 //! Lengths that only the device knows. A kernel of one workgroup checks them there before other kernels index with them,
-//! divides a fused prefill's sequences into segments, and chooses between the fused path and the split path.
+//! divides sequences into segments, and chooses between the fused path and the split path.
 
 use std::ffi::c_void;
 use std::ptr;
 
-use super::plan::{self, Balance, Choice, Counts};
+use super::plan::{self, Balance, Choice, Counts, Machine};
 use crate::abi::{
-    dwk_prefill_choice, dwk_prefill_item, dwk_prefill_lengths_args, dwk_prefill_plan,
+    dwk_prefill_choice, dwk_prefill_item, dwk_prefill_lengths_args, dwk_prefill_machine,
+    dwk_prefill_plan,
 };
 use crate::batch::CuSeqlens;
 use crate::check::{self, Checked};
@@ -36,9 +37,18 @@ pub(crate) struct DeviceSegments {
     pub(super) most: Counts,
     /// Segments of each sequence; 0: the device chooses.
     pub(super) segments: i32,
-    pub(super) balance: Balance,
-    /// Whether and how the device chooses the path. Then no sequence is cut.
+    pub(super) rule: Rule,
+    /// Whether and how the device chooses the path. On the fused path it then cuts no sequence.
     pub(super) choice: Option<Choice>,
+}
+
+/// Rule by which the device cuts sequences, if their number of segments is not given.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Rule {
+    /// Of the fused path.
+    Balance(Balance),
+    /// Of the split path. `halves`: whether two segments of a sequence may need no summaries.
+    Machine { machine: Machine, halves: bool },
 }
 
 /// Device addresses of checked lengths and of lists of segments.
@@ -52,53 +62,56 @@ pub(crate) struct DeviceTables {
     pub(super) split_items: *const dwk_prefill_item,
 }
 
-impl DeviceSegments {
-    fn item_bytes(&self) -> usize {
-        let bytes = self.most.items * plan::ITEM_WORDS * size_of::<i32>();
-        bytes.next_multiple_of(WORKSPACE_ALIGN)
-    }
+fn item_bytes(items: usize) -> usize {
+    let bytes = items * plan::ITEM_WORDS * size_of::<i32>();
+    bytes.next_multiple_of(WORKSPACE_ALIGN)
+}
 
+impl DeviceSegments {
     fn chain_bytes(&self) -> usize {
         let bytes = self.most.chains as usize * plan::CHAIN_WORDS * size_of::<i32>();
         bytes.next_multiple_of(WORKSPACE_ALIGN)
     }
 
-    /// Bytes of all lists: items, chains and, if the device chooses the path, items of the split path.
-    fn bytes(&self) -> usize {
-        let of_choice = (self.choice).map_or(0, |_| self.item_bytes());
-        self.item_bytes() + self.chain_bytes() + of_choice
+    /// Bytes of all lists of so many sequences: chains, items and, if the device chooses the path, the fused path's items.
+    fn bytes(&self, sequences: usize) -> usize {
+        let of_choice = (self.choice).map_or(0, |_| item_bytes(sequences));
+        self.chain_bytes() + item_bytes(self.most.items) + of_choice
     }
 
-    /// Kernel arguments of the choice, with the lists at an address.
-    fn lower_choice(&self, address: *mut c_void) -> dwk_prefill_choice {
-        let Some(choice) = &self.choice else {
-            return dwk_prefill_choice::default();
-        };
-        let items = address.wrapping_byte_add(self.item_bytes() + self.chain_bytes());
-        dwk_prefill_choice {
-            split_items: items.cast(),
-            ..choice.lower()
-        }
-    }
-
-    /// Kernel arguments, with the lists at an address.
-    fn lower(&self, address: *mut c_void) -> dwk_prefill_plan {
-        let balance = &self.balance;
-        dwk_prefill_plan {
-            items: address.cast(),
-            chains: address.wrapping_byte_add(self.item_bytes()).cast(),
+    /// Kernel arguments with the lists at an address.
+    fn lower(&self, address: *mut c_void) -> (dwk_prefill_plan, dwk_prefill_choice) {
+        let items = address.wrapping_byte_add(self.chain_bytes());
+        let after = items.wrapping_byte_add(item_bytes(self.most.items));
+        let mut plan = dwk_prefill_plan {
+            items: items.cast(),
+            chains: address.cast(),
             items_count: self.most.items as i32,
             chains_count: self.most.chains as i32,
             segments: self.segments,
-            workgroups: balance.workgroups,
-            compute_units: balance.compute_units,
-            most_summaries: balance.most_summaries,
-            least_chunks: balance.least_chunks,
-            start: balance.start,
-            warm_up: balance.warm_up,
-            summaries: balance.summaries,
-            worthwhile: balance.worthwhile,
-            pad0: 0,
+            ..match &self.rule {
+                Rule::Balance(balance) => balance.lower(),
+                Rule::Machine { .. } => dwk_prefill_plan::default(),
+            }
+        };
+        let Some(choice) = &self.choice else {
+            return (plan, dwk_prefill_choice::default());
+        };
+        plan.items = after.cast();
+        let choice = dwk_prefill_choice {
+            split_items: items.cast(),
+            ..choice.lower()
+        };
+        (plan, choice)
+    }
+
+    fn lower_machine(&self) -> dwk_prefill_machine {
+        match &self.rule {
+            Rule::Balance(_) => dwk_prefill_machine::default(),
+            Rule::Machine { machine, halves } => dwk_prefill_machine {
+                halves: i32::from(*halves),
+                ..machine.lower()
+            },
         }
     }
 }
@@ -120,7 +133,8 @@ impl DeviceLengths {
 
     /// Bytes of workspace: the status word, the checked lengths and the lists of segments.
     pub(crate) fn bytes(&self) -> usize {
-        let lists = self.segments.as_ref().map_or(0, DeviceSegments::bytes);
+        let rest = self.sequences - self.decodes;
+        let lists = (self.segments.as_ref()).map_or(0, |segments| segments.bytes(rest));
         STATUS_BYTES + self.checked_bytes() + self.rest_bytes() + lists
     }
 
@@ -141,8 +155,8 @@ impl DeviceLengths {
         let lists = checked
             .wrapping_byte_add(self.checked_bytes())
             .wrapping_byte_add(self.rest_bytes());
-        let plan = self.segments.map(|segments| segments.lower(lists));
-        let choice = self.segments.map(|segments| segments.lower_choice(lists));
+        let segments = self.segments.as_ref();
+        let (plan, choice) = (segments.map(|s| s.lower(lists))).unwrap_or_default();
         Ok(LaunchArguments(dwk_prefill_lengths_args {
             cu_seqlens: lengths,
             checked: checked.cast(),
@@ -152,8 +166,9 @@ impl DeviceLengths {
             tokens: self.tokens as i32,
             wide: i32::from(wide),
             decodes: self.decodes as i32,
-            plan: plan.unwrap_or_default(),
-            choice: choice.unwrap_or_default(),
+            plan,
+            choice,
+            machine: (segments.map(DeviceSegments::lower_machine)).unwrap_or_default(),
         }))
     }
 }
@@ -189,5 +204,206 @@ impl LaunchArguments {
         // SAFETY: the caller of `lower` vouches for the workspace; lengths are borrowed, or callers of `from_raw`
         // vouch.
         unsafe { context.launch(stream, kernel, 1, threads, &self.0) }
+    }
+}
+
+#[cfg(all(test, feature = "simulator"))]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::super::plan::Cut;
+    use super::*;
+    use crate::abi::DWK_ITEM_HALF;
+    use crate::kernels::Target;
+
+    /// What a launch leaves: the status, items and chains, as they are in memory, and the items of the other path.
+    struct Lists {
+        status: i32,
+        items: Vec<[i32; 4]>,
+        chains: Vec<[i32; 2]>,
+        others: Vec<[i32; 4]>,
+    }
+
+    fn made_by(lengths: &DeviceLengths, cu_seqlens: &[i32]) -> Result<Lists> {
+        let context = Context::simulator()?;
+        let stream = context.stream()?;
+        let given = context.upload(cu_seqlens)?;
+        let memory = context.upload(&vec![0x55_i32; lengths.bytes() / 4])?;
+        let lowered = lengths.lower(&context, &(&given).into(), memory.address())?;
+        lowered.enqueue(&context, &stream)?;
+        let words = memory.download(&stream)?;
+        let at =
+            |pointer: *const c_void| (pointer.addr() - memory.address().addr()) / size_of::<i32>();
+        let items = |pointer: *const dwk_prefill_item, count: usize| {
+            let found = &words[at(pointer.cast())..][..count * plan::ITEM_WORDS];
+            found.as_chunks().0.to_vec()
+        };
+        let most = lengths.segments.expect("lists").most;
+        let (plan, choice) = (lowered.0.plan, lowered.0.choice);
+        let whole = lengths.sequences - lengths.decodes;
+        let chains = &words[at(plan.chains.cast())..][..2 * most.chains as usize];
+        Ok(Lists {
+            status: words[0],
+            chains: chains.as_chunks().0.to_vec(),
+            items: match choice.split_items.is_null() {
+                true => items(plan.items, most.items),
+                false => items(choice.split_items, most.items),
+            },
+            others: match choice.split_items.is_null() {
+                true => Vec::new(),
+                false => items(plan.items, whole),
+            },
+        })
+    }
+
+    /// Checks that a list holds the host's items, and ends with none: those that another follows in the same order, the
+    /// others in any.
+    fn assert_lists(
+        found: &[[i32; 4]],
+        chains: &[[i32; 2]],
+        expected: &plan::Partition,
+        halves: bool,
+    ) {
+        let half = match halves && expected.chains.is_empty() {
+            true => DWK_ITEM_HALF as i32,
+            false => 0,
+        };
+        let of_host =
+            |item: &dwk_prefill_item| [item.sequence, item.first_chunk, item.chunks, item.summary];
+        let mut items: Vec<_> = expected.items.iter().map(of_host).collect();
+        let (made, ended) = found.split_at(items.len());
+        assert!(ended.iter().all(|item| item[0] == -1), "{ended:?}");
+        let is_cut = |sequence: i32| items.iter().filter(|i| i[0] == sequence).count() > 1;
+        let mut made: Vec<_> = (made.iter())
+            .map(|&[sequence, first, chunks, summary]| {
+                let bit = if is_cut(sequence) {
+                    half
+                } else {
+                    summary & DWK_ITEM_HALF as i32
+                };
+                [sequence, first, chunks, summary ^ bit]
+            })
+            .collect();
+        assert_eq!(made[..expected.summaries], items[..expected.summaries]);
+        made.sort_unstable();
+        items.sort_unstable();
+        assert_eq!(made, items);
+        let (made, ended) = chains.split_at(expected.chains.len());
+        assert_eq!(made, expected.chains);
+        assert!(ended.iter().all(|chain| *chain == [0, 0]), "{ended:?}");
+    }
+
+    fn most_of(machine: &Machine, sequences: usize) -> Counts {
+        let summaries = machine.most_summaries as usize;
+        Counts {
+            items: sequences + summaries,
+            summaries,
+            chains: (summaries / 2).min(sequences) as u32,
+            longest_chunks: 0,
+            short: 0,
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+
+        /// Also with the costs of other targets, whose kernels the simulator cannot run.
+        #[test]
+        fn the_device_makes_the_lists_of_the_host(
+            arch in prop_oneof![Just("gfx942"), Just("sm_90a")],
+            compute_units in prop_oneof![Just(16usize), Just(80), Just(132), Just(304)],
+            heads in prop_oneof![1usize..5, Just(16), Just(32)],
+            lengths in prop_oneof![
+                vec(prop_oneof![0usize..100, 0usize..3000, 2000usize..200_000], 0..12),
+                vec(prop_oneof![9 => 0usize..400, 1 => 0usize..60_000], 50..140),
+            ],
+            (padding, decodes) in (0usize..300, prop_oneof![Just(0usize), 1usize..9]),
+            (halves, chooses) in (any::<bool>(), any::<bool>()),
+        ) {
+            let (rows, sequences) = (lengths.iter().sum::<usize>() + padding, lengths.len());
+            let workgroups = [2 * heads, 4 * heads, 8 * heads];
+            let machine = Machine::new(compute_units, &Target::of(arch).costs, workgroups, 1 << 12)
+                .bounded(rows.div_ceil(super::super::CHUNK), sequences);
+            let walk = |chunk, start| plan::WalkTime { workgroups: heads as i32, chunk, start };
+            let choice = Choice {
+                compute_units: compute_units as i32,
+                fused: walk(4610, 11_000),
+                scan: walk(1000, 5500),
+                prepare_start: 14_200,
+                prepare_chunk: 1300 * heads as i32,
+            };
+            let device = DeviceLengths {
+                sequences: sequences + decodes,
+                tokens: rows + decodes,
+                decodes,
+                segments: Some(DeviceSegments {
+                    most: most_of(&machine, sequences),
+                    segments: 0,
+                    rule: Rule::Machine { machine, halves },
+                    choice: chooses.then_some(choice),
+                }),
+            };
+            let mut cu_seqlens: Vec<i32> = (0..=decodes as i32).collect();
+            for n in &lengths {
+                cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + *n as i32);
+            }
+            let lists = made_by(&device, &cu_seqlens).expect("a launch");
+            prop_assert_eq!(lists.status, 0);
+            let chunks = plan::chunks_of(&cu_seqlens[decodes..]);
+            let segments = machine.choose(&chunks);
+            let split = plan::cut(&chunks, Cut::Chunks(plan::segment_chunks(&chunks, segments)));
+            prop_assert!(split.summaries <= machine.most_summaries as usize);
+            if chooses && choice.takes_fused(&chunks) {
+                let whole = plan::cut(&chunks, Cut::Segments(1));
+                assert_lists(&lists.others, &[], &whole, false);
+                assert_lists(&lists.items, &lists.chains, &plan::Partition::default(), false);
+            } else {
+                assert_lists(&lists.items, &lists.chains, &split, halves);
+                assert_lists(&lists.others, &[], &plan::Partition::default(), false);
+            }
+        }
+    }
+
+    /// Wrong lengths and the most segments: no list overflows.
+    #[test]
+    fn forced_segments_fill_their_lists() {
+        for (cu_seqlens, status) in [
+            ([0, 640, 1280, 1920], 0),
+            ([0, 1920, 1920, 1920], 0),
+            ([0, -1, i32::MAX, 9], 2),
+        ] {
+            let most = Counts {
+                items: 3 + 30,
+                summaries: 30,
+                chains: 3,
+                longest_chunks: 0,
+                short: 0,
+            };
+            let machine = Machine::new(8, &Target::of("gfx942").costs, [1; 3], 30);
+            let device = DeviceLengths {
+                sequences: 3,
+                tokens: 1920,
+                decodes: 0,
+                segments: Some(DeviceSegments {
+                    most,
+                    segments: i32::MAX,
+                    rule: Rule::Machine {
+                        machine,
+                        halves: true,
+                    },
+                    choice: None,
+                }),
+            };
+            let lists = made_by(&device, &cu_seqlens).expect("a launch");
+            assert_eq!(lists.status, status);
+            let exist = lists.items.iter().filter(|item| item[0] >= 0);
+            assert!(
+                exist
+                    .clone()
+                    .all(|item| item[2] <= 1 && item[3] & DWK_ITEM_HALF as i32 == 0)
+            );
+            assert_eq!(exist.map(|item| item[2]).sum::<i32>(), 30);
+        }
     }
 }

@@ -304,6 +304,10 @@ impl Shape {
         if starts_early {
             scan.summaries = 0;
         }
+        if self.may_start_early(x) {
+            // Lists that the device makes say whether each sequence has at most two segments.
+            scan.flags |= abi::DWK_STARTS_EARLY;
+        }
         if self.is_from_hbm(counts) {
             scan.flags |= abi::DWK_FROM_HBM;
         }

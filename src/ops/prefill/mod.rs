@@ -310,13 +310,15 @@ impl Prefill {
     ///
     /// One more kernel checks the lengths there. Entries that decrease or exceed the tokens are replaced by the nearest
     /// allowed number, so nothing is accessed out of bounds. The first 4 bytes of the workspace are the status after a
-    /// launch: 0, or 1 + the index of the first entry that was replaced. On the fused path ([`PrefillPath`]) the kernel
-    /// also cuts sequences into segments, just as a plan with the lengths on the host would: results have the same bits.
-    /// Otherwise no sequence is cut.
+    /// launch: 0, or 1 + the index of the first entry that was replaced. The kernel also cuts sequences into segments, as a
+    /// plan with the lengths on the host would. Results have the same bits, unless that plan leaves the choice of the path
+    /// to the gates ([`Prefill::path`]).
+    ///
+    /// The workspace has room for the segments of any lengths, and kernels that find no segments there return at once. No
+    /// room and no such launches are needed if one sequence of all rows would not be cut.
     ///
     /// # Errors
-    /// A spec or sizes that are not allowed; more than one segment on the split path; context to save, since only lengths on
-    /// the host say where rounds begin.
+    /// A spec or sizes that are not allowed; context to save, since only lengths on the host say where rounds begin.
     pub fn device(
         context: &Context,
         spec: PrefillSpec,
@@ -324,13 +326,9 @@ impl Prefill {
         sequences: usize,
     ) -> Result<Self> {
         let shape = Shape::new(spec, Batch::Packed { tokens }, sequences, context)?;
-        (spec.save).refuse("it must be nothing: with lengths on the device no sequence is cut")?;
-        let whole = spec.segments.is_none_or(|n| n == 1);
-        check::ensure(whole || shape.is_fused() || sequences == 0, || {
-            let was = spec.segments.unwrap_or_default();
-            let allowed = "it must be 1 or absent: with lengths on the device, only a fused prefill cuts sequences";
-            ArgumentError::new("segments", ArgumentKind::Value, was, allowed)
-        })?;
+        (spec.save)
+            .refuse("it must be nothing: only lengths on the host say where rounds begin")?;
+        let shape = shape.of_device()?;
         let lengths = DeviceLengths {
             sequences,
             tokens,
@@ -678,7 +676,11 @@ impl Prefill {
             ..own
         };
         let mut lowered = (self.shape).lower(tensors, split, &self.slots, records)?;
-        let fused = (self.shape.fused_whole()).lower(tensors, own, &self.slots, records)?;
+        let whole = Tables {
+            counts: self.shape.with_short(self.shape.whole()),
+            ..own
+        };
+        let fused = (self.shape.fused_whole()).lower(tensors, whole, &self.slots, records)?;
         let device = (self.shape.compute_units as u32, self.shape.dies);
         lowered.choose(fused, choosing.split_items, device);
         Ok(lowered)

@@ -6,32 +6,17 @@
 
 mod balance;
 mod choice;
+mod machine;
 mod uneven;
 
 use super::{CHUNK, PATH_VARIABLE, PrefillPath, SEGMENTS_VARIABLE};
 use crate::abi::{DWK_SHORT_TOKENS, dwk_prefill_item};
 use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
-use crate::kernels::{Costs, KernelCost};
 pub(crate) use balance::Balance;
 pub(crate) use choice::{Choice, WalkTime};
+pub(crate) use machine::{Machine, two_in_one};
 pub(super) use uneven::Uneven;
-
-/// Model of the device for the planner: workgroups of each kernel per unit of its work, compute units, costs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Machine {
-    pub(super) compute_units: usize,
-    pub(super) costs: &'static Costs,
-    /// Workgroups of `prefill_scan` for a segment: value heads times slabs.
-    pub(super) scan: usize,
-    /// Workgroups of `prefill_summarise` for a segment that another follows. First segments have as many, though they
-    /// need no M.
-    pub(super) summarise: usize,
-    /// Workgroups of `prefill_combine` for a sequence.
-    pub(super) combine: usize,
-    /// Bytes of workspace for a segment that another follows.
-    pub(super) summary_bytes: usize,
-}
 
 /// Numbers of segments (`items`), of segments that another follows (`summaries`), of sequences of more than two
 /// segments (`chains`), and of chunks of the longest segment. `short`: sequences that `prefill_short` computes, which are
@@ -64,9 +49,6 @@ pub(super) struct Partition {
     /// Sequences that `prefill_short` computes. They have no items.
     pub(super) short: Vec<i32>,
 }
-
-/// Least chunks of a segment that the planner chooses. In shorter segments the start and end of kernels dominate.
-const LEAST_CHUNKS: usize = 4;
 
 /// Most bytes for all summaries of a batch that the planner chooses.
 pub(super) const MOST_SUMMARY_BYTES: usize = 1 << 30;
@@ -263,252 +245,6 @@ pub(super) fn uses_short(rows: usize, sequences: usize) -> bool {
         CHUNK
     };
     sequences > 0 && rows <= most * sequences
-}
-
-/// Number of segments of the longest sequence: the least number within `costs.fewer` of the fastest. 1 unless segments
-/// are worthwhile and the summaries take at most [`MOST_SUMMARY_BYTES`].
-pub(super) fn choose(chunks: &[usize], machine: &Machine) -> usize {
-    let longest_chunks = chunks.iter().copied().max().unwrap_or(0);
-    let walked_chunks = chunks.iter().sum();
-    let costs = machine.costs;
-    let whole = Profile::of(chunks.iter().map(|&n| (n, 1)), longest_chunks);
-    let worthwhile = costs.worthwhile * machine.scan(chunks.len(), &whole, walked_chunks);
-    if machine.at_best(walked_chunks, &[], longest_chunks) > worthwhile {
-        return 1;
-    }
-    // Longest first. Sequences that are no longer than a segment are counted only.
-    let mut long: Vec<usize> = chunks
-        .iter()
-        .copied()
-        .filter(|&n| n > LEAST_CHUNKS)
-        .collect();
-    long.sort_unstable_by(|a, b| b.cmp(a));
-    // 2, 3, 4, 6, 8, 12, 16, ..., and the number that fills the device.
-    let filling = machine.filling(chunks.len());
-    let ladder = (1..).flat_map(|power| [1usize << power, 3 << (power - 1)]);
-    let candidates = ladder.scan(1, |before, n| {
-        let between = (*before < filling && filling < n).then_some(filling);
-        *before = n;
-        Some(between.into_iter().chain([n]))
-    });
-    let candidates = candidates.flatten();
-    let mut short = Short::default();
-    for &n in chunks.iter().filter(|&&n| n <= LEAST_CHUNKS) {
-        short[n] += 1;
-    }
-    let mut affordable = Vec::new();
-    let mut most = worthwhile;
-    for segments in candidates.take_while(|s| s * LEAST_CHUNKS <= longest_chunks) {
-        let segment = longest_chunks.div_ceil(segments);
-        let cut = &long[..long.partition_point(|&n| n > segment)];
-        // Even more segments would mean more work, more steps and more memory.
-        if machine.at_best(walked_chunks, cut, segment) > most {
-            break;
-        }
-        let cost = machine.cost(&long, &short, walked_chunks, segment);
-        if cost.summaries.saturating_mul(machine.summary_bytes) > MOST_SUMMARY_BYTES {
-            break;
-        }
-        affordable.push((segments, cost.us));
-        most = most.min(costs.fewer * cost.us);
-    }
-    let chosen = affordable.into_iter().find(|&(_, us)| us <= most);
-    chosen.map_or(1, |(segments, _)| segments)
-}
-
-/// Modelled time in microseconds of the kernels after `prefill_prepare`, in segments as [`choose`] chooses them.
-pub(super) fn time(chunks: &[usize], machine: &Machine) -> f64 {
-    let segment = segment_chunks(chunks, choose(chunks, machine));
-    let mut long = chunks.to_vec();
-    long.sort_unstable_by(|a, b| b.cmp(a));
-    machine
-        .cost(&long, &Short::default(), chunks.iter().sum(), segment)
-        .us
-}
-
-/// Lengths of segments: how many have at least 1/8, 2/8, .. 8/8 of the chunks of the longest. Shorter ones do not count.
-struct Profile {
-    longest_chunks: usize,
-    at_least: [usize; 8],
-}
-
-impl Profile {
-    /// Of segments by their chunks and numbers.
-    fn of(segments: impl Iterator<Item = (usize, usize)>, longest_chunks: usize) -> Profile {
-        let mut at_least = [0; 8];
-        for (chunks, number) in segments {
-            if let Some(share) = (8 * chunks)
-                .checked_div(longest_chunks)
-                .unwrap_or(0)
-                .checked_sub(1)
-            {
-                at_least[share.min(7)] += number;
-            }
-        }
-        for share in (0..7).rev() {
-            at_least[share] += at_least[share + 1];
-        }
-        Profile {
-            longest_chunks,
-            at_least,
-        }
-    }
-
-    /// Of segments that are all equally long.
-    fn even(segments: usize, longest_chunks: usize) -> Profile {
-        Profile {
-            longest_chunks,
-            at_least: [segments; 8],
-        }
-    }
-}
-
-/// Steps of prefill_combine for the first, longest sequence of `cut`.
-fn steps(cut: &[usize], segment: usize) -> usize {
-    cut.first().map_or(0, |&n| followed(n, segment) - 1)
-}
-
-/// Numbers of sequences by their chunks, of those that are never cut.
-type Short = [usize; LEAST_CHUNKS + 1];
-
-/// Modelled cost of a division into segments.
-struct Cost {
-    us: f64,
-    summaries: usize,
-}
-
-impl Machine {
-    /// Modelled scan time in microseconds of so many segments. `walked_chunks`: total chunks.
-    fn scan(&self, segments: usize, lengths: &Profile, walked_chunks: usize) -> f64 {
-        walk(
-            &self.costs.scan,
-            self.compute_units,
-            (segments, self.scan),
-            lengths,
-            walked_chunks * self.scan,
-        )
-    }
-
-    /// Number of segments of the longest of so many sequences with which all workgroups of scan run at once and leave no
-    /// room for one segment more, if the others are not cut. 0: not asked for.
-    fn filling(&self, sequences: usize) -> usize {
-        let at_once = self.compute_units * self.costs.scan.residency / self.scan.max(1);
-        let filling = (at_once + 1).saturating_sub(sequences);
-        if self.costs.fills { filling } else { 0 }
-    }
-
-    /// Lower bound of the time of all kernels, as if no compute unit were idle. `walked_chunks`: total chunks. `cut`:
-    /// chunks of the sequences that are cut, longest first. The bound never decreases with shorter segments.
-    fn at_best(&self, walked_chunks: usize, cut: &[usize], segment: usize) -> f64 {
-        let Costs {
-            scan,
-            summarise,
-            combine,
-            launch,
-            ..
-        } = self.costs;
-        let work = |cost: &KernelCost, chunks: usize| {
-            let chunk = cost.chunk.min(cost.chunk_shared / cost.residency as f64);
-            chunks as f64 * chunk / self.compute_units as f64
-        };
-        // At least all chunks except one segment of each sequence.
-        let summarised = cut.iter().sum::<usize>() - cut.len() * segment;
-        launch
-            + work(scan, walked_chunks * self.scan)
-            + self.costs.summarised * work(summarise, summarised * self.summarise)
-            + steps(cut, segment) as f64 * combine
-    }
-
-    /// Modelled time of scan and, if sequences are cut, summarise and combine. `long`: chunks of sequences, longest first.
-    /// `short`: the others. `walked_chunks`: total chunks. `segment`: chunks of the longest segment.
-    fn cost(&self, long: &[usize], short: &Short, walked_chunks: usize, segment: usize) -> Cost {
-        let (cut, whole) = long.split_at(long.partition_point(|&n| n > segment));
-        let (mut summaries, mut chained) = (0, 0);
-        for &n in cut {
-            let followed = followed(n, segment);
-            summaries += followed;
-            chained += usize::from(followed > 1);
-        }
-        let lasts = cut.iter().map(|&n| (n - followed(n, segment) * segment, 1));
-        let whole = whole.iter().map(|&n| (n, 1));
-        let whole = whole.chain(short.iter().copied().enumerate());
-        let lengths = Profile::of(whole.chain(lasts).chain([(segment, summaries)]), segment);
-        let segments = long.len() + short.iter().sum::<usize>() + summaries;
-        let mut us = self.scan(segments, &lengths, walked_chunks);
-        if summaries > 0 {
-            us += self.costs.launch;
-            let walked = walk(
-                &self.costs.summarise,
-                self.compute_units,
-                (summaries, self.summarise),
-                &Profile::even(summaries, segment),
-                summaries * self.summarise * segment,
-            );
-            us += self.costs.summarised * walked;
-        }
-        if chained > 0 {
-            let rounds = (chained * self.combine).div_ceil(self.compute_units);
-            let steps = steps(cut, segment) * rounds;
-            us += self.costs.launch + steps as f64 * self.costs.combine;
-        }
-        Cost { us, summaries }
-    }
-}
-
-/// Whether wide workgroups are faster than narrow ones, each with a compute unit to itself. `narrow`, `wide`:
-/// workgroups of a segment. `longest_chunks`: chunks of the longest segment. `walked_chunks`: total chunks.
-pub(super) fn two_in_one(
-    cost: &KernelCost,
-    compute_units: usize,
-    segments: usize,
-    [narrow, wide]: [usize; 2],
-    longest_chunks: usize,
-    walked_chunks: usize,
-) -> bool {
-    let us = |chunk, each: usize| {
-        let cost = KernelCost {
-            chunk,
-            chunk_shared: chunk,
-            residency: 1,
-        };
-        walk(
-            &cost,
-            compute_units,
-            (segments, each),
-            &Profile::even(segments, longest_chunks),
-            walked_chunks * each,
-        )
-    };
-    us(cost.chunk_shared, wide) < us(cost.chunk, narrow)
-}
-
-/// Modelled time in microseconds of `each` workgroups of every one of so many segments. `walked_chunks`: total chunks of
-/// all workgroups. Up to `residency` workgroups share a compute unit; the rest wait for further rounds. The longest segment
-/// has its compute unit for itself when the others have ended.
-fn walk(
-    cost: &KernelCost,
-    compute_units: usize,
-    (segments, each): (usize, usize),
-    lengths: &Profile,
-    walked_chunks: usize,
-) -> f64 {
-    let each_more =
-        (cost.chunk_shared - cost.chunk) / cost.residency.saturating_sub(1).max(1) as f64;
-    let chunk = |workgroups: usize| {
-        let sharing = workgroups.div_ceil(compute_units).clamp(1, cost.residency);
-        cost.chunk + (sharing - 1) as f64 * each_more
-    };
-    let workgroups = segments * each;
-    let at_once = compute_units * cost.residency;
-    let (rounds, rest) = (workgroups / at_once, workgroups % at_once);
-    let mut a_round_each = rounds as f64 * chunk(at_once);
-    if rest > 0 {
-        a_round_each += chunk(rest);
-    }
-    let mean = walked_chunks as f64 / workgroups.max(1) as f64;
-    let eighths = lengths.at_least.map(|n| chunk(n * each));
-    let longest = eighths.iter().sum::<f64>() / 8.0 * lengths.longest_chunks as f64;
-    (a_round_each * mean).max(longest)
 }
 
 #[cfg(test)]

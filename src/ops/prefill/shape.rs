@@ -3,7 +3,7 @@
 //! Kernels that walk chunks divide value columns into slabs, one per workgroup. If not all workgroups fit on the device
 //! at once, slabs of twice the columns may be faster: they share the copies of K, Q, T and P.
 
-use super::lengths::DeviceSegments;
+use super::lengths::{DeviceSegments, Rule};
 use super::plan::{self, Balance, Choice, Counts, Cut, Machine, Partition, WalkTime};
 use super::{CHUNK, PATH_VARIABLE, PrefillPath, PrefillSpec, PrefillTensors};
 use crate::abi;
@@ -38,6 +38,8 @@ pub(super) struct Shape {
     planned_segments: bool,
     /// Whether `prefill_short` computes short sequences.
     short: bool,
+    /// Segments by which columns are divided among workgroups, if only the device knows the lengths: a guess.
+    guess: Option<Counts>,
 }
 
 /// Path that the environment or the spec asks for, in this order.
@@ -132,6 +134,7 @@ impl Shape {
             may_be_fused: false,
             planned_segments: false,
             short: false,
+            guess: None,
         };
         // A batch without sequences has no workgroup of the fused kernel that could clear o.
         if wanted == PrefillPath::Fused && sequences > 0 {
@@ -279,9 +282,13 @@ impl Shape {
     /// Whether a launch needs no summaries although sequences are cut, because each has at most two segments: the second
     /// starts early where gates forget, and both walk the whole sequence in narrower slabs where they do not.
     pub(super) fn starts_early(&self, counts: Counts, x: &PrefillTensors<'_>) -> bool {
-        let in_two = counts.summaries > 0 && counts.chains == 0;
+        counts.summaries > 0 && counts.chains == 0 && self.may_start_early(x)
+    }
+
+    /// Whether a launch needs no summaries if each sequence has at most two segments.
+    pub(super) fn may_start_early(&self, x: &PrefillTensors<'_>) -> bool {
         let may = self.planned_segments && !self.is_fused() && self.target.costs.early_starts;
-        may && in_two && Shape::from_zeros(&x.states) && !Shape::overwrites_v(x)
+        may && Shape::from_zeros(&x.states) && !Shape::overwrites_v(x)
     }
 
     /// Device and costs by which a fused prefill is cut.
@@ -300,23 +307,60 @@ impl Shape {
         }
     }
 
-    /// Segments of a batch whose lengths only the device knows, or nothing if it makes no lists: no sequence is cut, and
-    /// the path is known.
+    /// The shape of a plan whose lengths only the device knows. It divides columns as if all sequences were equally long.
+    pub(super) fn of_device(self) -> Checked<Shape> {
+        if self.is_fused() {
+            return Ok(self);
+        }
+        let chunks = self.equal_chunks();
+        let counts = plan::counts(&chunks, self.split_cut(&chunks)?);
+        Ok(Shape {
+            guess: Some(counts),
+            ..self
+        })
+    }
+
+    /// How sequences of the split path are cut.
+    fn split_cut(&self, chunks: &[usize]) -> Checked<Cut> {
+        Ok(
+            match plan::segments_of_environment()?.or(self.spec.segments) {
+                Some(segments) => Cut::Segments(segments),
+                None => {
+                    let segments = self.machine().choose(chunks);
+                    Cut::Chunks(plan::segment_chunks(chunks, segments))
+                }
+            },
+        )
+    }
+
+    /// Segments of a batch whose lengths only the device knows, or nothing if it makes no lists: whatever the lengths, no
+    /// sequence is cut, and the path is known.
     pub(super) fn device_segments(&self) -> Checked<Option<DeviceSegments>> {
         let forced = plan::segments_of_environment()?.or(self.spec.segments);
-        if !self.is_fused() {
-            return Ok(self.choice_by_lengths().map(|choice| DeviceSegments {
-                most: self.whole(),
-                segments: 1,
-                balance: self.balance(),
-                choice: Some(choice),
-            }));
-        }
         let tokens = self.batch.rows();
+        let choice = match self.is_fused() {
+            true => None,
+            false => self.choice_by_lengths(),
+        };
+        let (rule, planned) = match self.is_fused() {
+            true => {
+                let balance = self.balance();
+                (Rule::Balance(balance), balance.most_summaries(tokens))
+            }
+            false => {
+                let machine = self.machine();
+                let halves = self.planned_segments && self.target.costs.early_starts;
+                let most = machine.most_summaries as usize;
+                (Rule::Machine { machine, halves }, most)
+            }
+        };
         let summaries = match forced {
             Some(n) => self.sequences.saturating_mul(n - 1).min(tokens / CHUNK),
-            None => self.balance().most_summaries(tokens),
+            None => planned,
         };
+        if summaries == 0 && choice.is_none() && !self.is_fused() {
+            return Ok(None);
+        }
         let most = Counts {
             items: self.sequences + summaries,
             summaries,
@@ -328,8 +372,8 @@ impl Shape {
         Ok(Some(DeviceSegments {
             most,
             segments: forced.map_or(0, |n| n.min(i32::MAX as usize) as i32),
-            balance: self.balance(),
-            choice: None,
+            rule,
+            choice,
         }))
     }
 
@@ -383,14 +427,10 @@ impl Shape {
     pub(super) fn machine(&self) -> Machine {
         let heads = self.spec.heads.value;
         let (scan, summarise) = self.most_slabs();
-        Machine {
-            compute_units: self.compute_units,
-            costs: &self.target.costs,
-            scan: heads * scan,
-            summarise: heads * summarise,
-            combine: heads * self.combine_slabs(),
-            summary_bytes: self.summary_bytes(1),
-        }
+        let workgroups = [scan, summarise, self.combine_slabs()].map(|slabs| heads * slabs);
+        let most = plan::MOST_SUMMARY_BYTES / self.summary_bytes(1).max(1);
+        Machine::new(self.compute_units, &self.target.costs, workgroups, most)
+            .bounded(self.batch.rows().div_ceil(CHUNK), self.sequences)
     }
 
     /// Divides the batch into segments by the environment variable, by the spec, or by the planner, in this order.
@@ -400,10 +440,7 @@ impl Shape {
             Some(segments) => Cut::Segments(segments),
             None if self.may_be_fused && self.is_fused() => Cut::Segments(1),
             None if self.is_fused() => Cut::AtMost(self.balance().choose(&chunks).0),
-            None => {
-                let segments = plan::choose(&chunks, &self.machine());
-                Cut::Chunks(plan::segment_chunks(&chunks, segments))
-            }
+            None => self.split_cut(&chunks)?,
         };
         self.check_grids(plan::counts(&chunks, cut))?;
         let mut partition = plan::cut(&chunks, cut);
@@ -424,7 +461,7 @@ impl Shape {
         let cut = match plan::segments_of_environment()?.or(self.spec.segments) {
             Some(segments) => Cut::Segments(segments),
             None => {
-                let segments = plan::choose(&chunks, &self.backward_machine());
+                let segments = self.backward_machine().choose(&chunks);
                 Cut::AtMost(plan::segment_chunks(&chunks, segments))
             }
         };
@@ -472,14 +509,14 @@ impl Shape {
             ..
         } = self.spec.heads;
         let slabs = |columns: usize| columns.div_ceil(self.backward_walk().columns);
-        Machine {
-            compute_units: self.compute_units,
-            costs: self.target.backward_costs(kernels::backward_index(key_dim)),
-            scan: value * 2 * slabs(value_dim),
-            summarise: value * (2 * slabs(value_dim) + slabs(key_dim)),
-            combine: value * 2 * self.combine_slabs(),
-            summary_bytes: self.summary_bytes(2),
-        }
+        let workgroups = [
+            value * 2 * slabs(value_dim),
+            value * (2 * slabs(value_dim) + slabs(key_dim)),
+            value * 2 * self.combine_slabs(),
+        ];
+        let costs = (self.target).backward_costs(kernels::backward_index(key_dim));
+        let most = plan::MOST_SUMMARY_BYTES / self.summary_bytes(2).max(1);
+        Machine::new(self.compute_units, costs, workgroups, most)
     }
 
     pub(super) fn combine_slabs(&self) -> usize {
@@ -677,6 +714,7 @@ impl Shape {
 
     /// Division of the columns of V in scan.
     pub(super) fn scan_division(&self, counts: Counts) -> Division {
+        let counts = self.guess.unwrap_or(counts);
         self.divide(
             self.target.scan(bucket_index(self.spec.heads.key_dim)),
             &self.target.costs.scan,
@@ -691,6 +729,7 @@ impl Shape {
 
     /// Division of the columns of N and M in summarise.
     pub(super) fn summarise_division(&self, counts: Counts) -> Division {
+        let counts = self.guess.unwrap_or(counts);
         let longest_chunks = counts.longest_chunks as usize;
         self.divide(
             self.target.summarise(bucket_index(self.spec.heads.key_dim)),
@@ -736,6 +775,7 @@ mod tests {
             may_be_fused: true,
             planned_segments: true,
             short: false,
+            guess: None,
         }
     }
 
@@ -940,7 +980,7 @@ mod tests {
             let machine = on_an_h200(heads, &lengths).backward_machine();
             let chunks = plan::chunks_of(&cu_seqlens(&lengths));
             let name = format!("{heads:?}, {sequences} x {tokens}");
-            assert_eq!(plan::choose(&chunks, &machine), segments, "{name}");
+            assert_eq!(machine.choose(&chunks), segments, "{name}");
         }
     }
 

@@ -10,6 +10,7 @@
 //! and the summaries if anything is cut.
 
 use super::Cut;
+use crate::abi::dwk_prefill_plan;
 
 /// Candidates, of which the first cuts nothing.
 const CANDIDATES: i64 = 16;
@@ -109,6 +110,21 @@ impl Balance {
             i64::from(self.summaries)
         } else {
             0
+        }
+    }
+
+    /// Kernel arguments without lists.
+    pub(crate) fn lower(&self) -> dwk_prefill_plan {
+        dwk_prefill_plan {
+            workgroups: self.workgroups,
+            compute_units: self.compute_units,
+            most_summaries: self.most_summaries,
+            least_chunks: self.least_chunks,
+            start: self.start,
+            warm_up: self.warm_up,
+            summaries: self.summaries,
+            worthwhile: self.worthwhile,
+            ..Default::default()
         }
     }
 

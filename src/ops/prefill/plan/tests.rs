@@ -3,8 +3,9 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use super::machine::{Cost, Profile, Short};
 use super::*;
-use crate::kernels::Target;
+use crate::kernels::{Costs, KernelCost, Target};
 
 static COSTS: Costs = costs(1.03);
 
@@ -32,14 +33,16 @@ const fn costs(fewer: f64) -> Costs {
 
 /// A device of `compute_units` compute units, and `heads` value heads of 128 by 128.
 fn machine(compute_units: usize, heads: usize) -> Machine {
-    Machine {
-        compute_units,
-        costs: &COSTS,
-        scan: heads,
-        summarise: 2 * heads,
-        combine: 8 * heads,
-        summary_bytes: heads << 17,
-    }
+    machine_of(&COSTS, compute_units, heads)
+}
+
+fn machine_of(costs: &Costs, compute_units: usize, heads: usize) -> Machine {
+    let most = MOST_SUMMARY_BYTES / (heads << 17);
+    Machine::new(compute_units, costs, [heads, 2 * heads, 8 * heads], most)
+}
+
+fn choose(lengths: &[usize], machine: &Machine) -> usize {
+    machine.choose(lengths)
 }
 
 #[test]
@@ -123,13 +126,13 @@ fn a_long_sequence_beside_short_ones_is_walked_alone() {
         machine.scan(lengths.len(), &profile, lengths.iter().sum())
     };
     // 40 workgroups are alone, 120 share: 4 and 5 us a chunk.
-    assert_eq!(time(&[64]), 64.0 * 4.0);
-    assert_eq!(time(&[64, 64, 64]), 64.0 * 5.0);
-    assert_eq!(time(&[64, 32, 32]), 32.0 * 5.0 + 32.0 * 4.0);
-    assert_eq!(time(&[64, 7, 0]), 64.0 * 4.0);
-    assert_eq!(time(&[3, 3, 1]), 3.0 / 8.0 * (2.0 * 5.0 + 6.0 * 4.0));
-    assert_eq!(time(&[]), 0.0);
-    assert_eq!(time(&[0, 0]), 0.0);
+    assert_eq!(time(&[64]), 64 * 4000);
+    assert_eq!(time(&[64, 64, 64]), 64 * 5000);
+    assert_eq!(time(&[64, 32, 32]), 32 * 5000 + 32 * 4000);
+    assert_eq!(time(&[64, 7, 0]), 64 * 4000);
+    assert_eq!(time(&[3, 3, 1]), 3 * (2 * 5000 + 6 * 4000) / 8);
+    assert_eq!(time(&[]), 0);
+    assert_eq!(time(&[0, 0]), 0);
 }
 
 #[test]
@@ -166,12 +169,12 @@ fn summaries_take_bounded_memory() {
     let mut machine = machine(304, 8);
     let lengths = [4096; 4];
     let many = choose(&lengths, &machine);
-    machine.summary_bytes = MOST_SUMMARY_BYTES / 8;
+    machine.most_summaries = 8;
     let few = choose(&lengths, &machine);
     assert!(1 < few && few < many, "{few} of {many}");
     let cut = Cut::Chunks(segment_chunks(&lengths, few));
     assert!(counts(&lengths, cut).summaries <= 8);
-    machine.summary_bytes = MOST_SUMMARY_BYTES;
+    machine.most_summaries = 1;
     assert_eq!(choose(&lengths, &machine), 1);
 }
 
@@ -180,7 +183,7 @@ fn a_choice_costs_no_more_than_none() {
     for heads in [1, 3, 8, 32, 64] {
         for lengths in [&[16][..], &[128, 70, 3], &[512; 4], &[1000, 10]] {
             let machine = machine(304, heads);
-            let cost = |s| cost(lengths, &machine, s).us;
+            let cost = |s| cost(lengths, &machine, s).ns;
             let chosen = choose(lengths, &machine);
             assert!(cost(chosen) <= cost(1), "{heads} heads, {lengths:?}");
             assert_eq!(chosen, choose(lengths, &machine));
@@ -196,25 +199,18 @@ fn cost(lengths: &[usize], machine: &Machine, segments: usize) -> Cost {
     machine.cost(&long, &Short::default(), lengths.iter().sum(), segment)
 }
 
-/// Best number of segments by exhaustive search, as [`choose`] specifies it.
+/// Best number of segments by exhaustive search, as [`Machine::choose`] specifies it.
 fn best(lengths: &[usize], machine: &Machine) -> usize {
     let longest = lengths.iter().copied().max().unwrap_or(0);
-    let cost = |segments| cost(lengths, machine, segments);
-    let numbers = (1..14).flat_map(|power| [1 << power, 3 << (power - 1)]);
-    let mut numbers: Vec<usize> = numbers.chain([machine.filling(lengths.len())]).collect();
-    numbers.sort_unstable();
-    numbers.dedup();
-    let affordable: Vec<(usize, f64)> = (numbers.into_iter())
-        .filter(|&s| s > 1)
-        .filter(|s| s * LEAST_CHUNKS <= longest)
-        .map(|s| (s, cost(s)))
-        .filter(|(_, c)| c.summaries * machine.summary_bytes <= MOST_SUMMARY_BYTES)
-        .map(|(s, c)| (s, c.us))
+    let affordable: Vec<(usize, i64)> = (machine.candidates(lengths.len(), longest))
+        .map(|s| (s, cost(lengths, machine, s)))
+        .filter(|(_, c)| c.summaries <= machine.most_summaries as usize)
+        .map(|(s, c)| (s, c.ns))
         .collect();
-    let least = affordable.iter().map(|&(_, us)| us);
-    let least = machine.costs.fewer * least.fold(f64::INFINITY, f64::min);
-    let most = least.min(machine.costs.worthwhile * cost(1).us);
-    let chosen = affordable.into_iter().find(|&(_, us)| us <= most);
+    let least = affordable.iter().map(|&(_, ns)| ns).min();
+    let fewer = least.unwrap_or_default() * i64::from(machine.fewer);
+    let most = fewer.min(cost(lengths, machine, 1).ns * i64::from(machine.worthwhile));
+    let chosen = affordable.into_iter().find(|&(_, ns)| 1024 * ns <= most);
     chosen.map_or(1, |(segments, _)| segments)
 }
 
@@ -228,10 +224,7 @@ proptest! {
         longest in 1usize..3000,
         others in (0u32..12).prop_flat_map(|bits| vec(0..=1usize << bits, 0..200)),
     ) {
-        let machine = Machine {
-            costs: &Target::of(arch).costs,
-            ..machine(compute_units, heads)
-        };
+        let machine = machine_of(&Target::of(arch).costs, compute_units, heads);
         let mut lengths = others;
         lengths.insert(lengths.len() / 2, longest);
         prop_assert_eq!(choose(&lengths, &machine), best(&lengths, &machine));
@@ -242,13 +235,12 @@ proptest! {
 fn fewer_segments_may_take_a_little_longer() {
     static PATIENT: Costs = costs(1.5);
     let lengths = [512];
-    let mut machine = machine(304, 8);
-    let segments = choose(&lengths, &machine);
-    machine.costs = &PATIENT;
+    let segments = choose(&lengths, &machine(304, 8));
+    let machine = machine_of(&PATIENT, 304, 8);
     let fewer = choose(&lengths, &machine);
-    let cost = |s| cost(&lengths, &machine, s).us;
+    let cost = |s| cost(&lengths, &machine, s).ns;
     assert!(1 < fewer && fewer < segments, "{fewer} of {segments}");
-    assert!(cost(fewer) <= 1.5 * cost(segments));
+    assert!(2 * cost(fewer) <= 3 * cost(segments));
 }
 
 /// On an MI300X, gates that forget make summaries cheap, and gates that do not cost 4% more than without segments.
@@ -256,14 +248,9 @@ fn fewer_segments_may_take_a_little_longer() {
 fn summaries_are_expected_to_forget() {
     // Nine segments of (2,8) x 32768 fill the device.
     for (heads, segments, chunks) in [(32, 2, 128), (16, 4, 128), (8, 9, 512)] {
-        let machine = Machine {
-            compute_units: 304,
-            costs: &Target::of("gfx942").costs,
-            scan: 4 * heads,
-            summarise: 8 * heads,
-            combine: 8 * heads,
-            summary_bytes: heads << 17,
-        };
+        let workgroups = [4 * heads, 8 * heads, 8 * heads];
+        let most = MOST_SUMMARY_BYTES / (heads << 17);
+        let machine = Machine::new(304, &Target::of("gfx942").costs, workgroups, most);
         assert_eq!(choose(&[chunks], &machine), segments, "{heads} heads");
     }
 }
