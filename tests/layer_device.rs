@@ -44,6 +44,12 @@ fn the_bits_of_lengths_on_the_host() {
         segments: Some(2),
         ..fused
     };
+    let split = LayerSpec {
+        path: PrefillPath::Split,
+        ..cut
+    };
+    // One long prefill leaves most of the device idle: the planner cuts it.
+    let planned = LayerSpec::new(1, 1, 16, 16);
     for (spec, lengths, decodes, padding, has_slots) in [
         (spec, &[1, 1, 1, 70, 0, 5][..], 3, 0b00_0010, true),
         (wide, &[1, 65], 1, 0, false),
@@ -54,6 +60,8 @@ fn the_bits_of_lengths_on_the_host() {
         (fused, &[1, 1, 1, 70, 0, 5], 3, 0b00_0010, true),
         (cut, &[1, 1, 200, 0, 65], 2, 0, true),
         (cut, &[3, 0, 130], 0, 0b100, true),
+        (split, &[1, 1, 200, 0, 65], 2, 0, true),
+        (planned, &[1, 1, 64 * 40 + 3, 0, 65], 2, 0b00_0010, true),
     ] {
         let device = Case {
             tail: lengths.len() % 3,
@@ -82,10 +90,13 @@ fn one_graph_for_all_lengths() {
         ..spec
     };
     one_graph(fused);
-    one_graph(LayerSpec {
-        segments: Some(2),
-        ..fused
-    });
+    for path in [PrefillPath::Fused, PrefillPath::Split] {
+        one_graph(LayerSpec {
+            segments: Some(2),
+            path,
+            ..spec
+        });
+    }
 }
 
 fn one_graph(spec: LayerSpec) {
@@ -162,7 +173,11 @@ fn many_sequences() {
         segments: Some(3),
         ..fused
     };
-    for spec in [whole, fused, cut] {
+    let split = LayerSpec {
+        path: PrefillPath::Split,
+        ..cut
+    };
+    for spec in [whole, fused, cut, split] {
         let prefills = (0..160).map(|n| if n % 61 == 7 { 150 } else { n * 5 % 4 });
         let lengths: Vec<usize> = std::iter::repeat_n(1, decodes).chain(prefills).collect();
         let tokens = lengths.iter().sum::<usize>() + 3;

@@ -534,8 +534,8 @@ impl Prefill {
         .collect()
     }
 
-    /// Names of the kernels that a launch runs, in order: two, three if lengths are on the device, or up to four if
-    /// sequences are cut.
+    /// Names of the kernels that a launch runs, in order: two, or up to four if sequences are cut. One more if lengths are on
+    /// the device, where sequences of any lengths that may be cut count as cut.
     pub fn kernels(&self) -> Vec<&'static str> {
         let parts = self.parts().into_iter();
         parts

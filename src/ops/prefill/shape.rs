@@ -984,6 +984,22 @@ mod tests {
         }
     }
 
+    /// Summaries of two rounds of the device, or none where even one sequence of all rows stays whole.
+    #[test]
+    fn lists_of_the_device_are_bounded() {
+        let summaries = |shape: Shape| {
+            let segments = shape.device_segments().expect("a grid");
+            segments.map(|s| (s.most.summaries, s.most.chains))
+        };
+        let of = |heads, lengths: &[usize]| summaries(on_an_h200(heads, lengths));
+        assert_eq!(of([16, 32], &[8192]), Some((9, 1)));
+        assert_eq!(of([16, 32], &[2048; 4]), Some((9, 4)));
+        assert_eq!(of([2, 8], &[4096; 8]), Some((33, 8)));
+        assert_eq!(of([16, 64], &[8192]), None);
+        assert_eq!(of([16, 32], &[64; 3]), None);
+        assert_eq!(summaries(shape([16, 32], &[8192])), Some((5, 1)));
+    }
+
     /// Only the fused path has a list if the path does not depend on the lengths.
     #[test]
     fn the_device_chooses_where_lengths_decide() {

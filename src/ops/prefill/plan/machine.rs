@@ -200,15 +200,13 @@ impl Machine {
     }
 
     /// With few enough summaries for lists that the device makes, whatever the lengths of so many sequences in so many
-    /// chunks: those of two rounds of the device and a few more. None if it does not pay to cut one sequence of all chunks.
+    /// chunks: those of two rounds of the device. None if it does not pay to cut one sequence of all chunks.
     pub(crate) fn bounded(self, chunks: usize, sequences: usize) -> Machine {
         /// Most workgroups of a grid.
         const GRID: i32 = (1 << 23) - 1;
-        /// More than two rounds, for devices that a segment fills.
-        const FEW: i64 = 3;
         let each = i64::from(self.scan.workgroups.max(1));
         let two_rounds = 2 * self.units() * i64::from(self.scan.residency);
-        let most = (two_rounds + each - 1) / each + FEW;
+        let most = (two_rounds + each - 1) / each;
         let of_grid = |workgroups: i32| (GRID / workgroups.max(1)) as usize;
         let most = [
             most as usize,
