@@ -66,7 +66,7 @@ template <int Waves> DEVICE void make(const dwk_prefill_lengths_args &x) {
         // Every wave checks these lengths for itself, so that the lists wait for neither memory nor another wave.
         if (x.choice.split_items && !cuts) {
             if (arch::wave() == 0) {
-                plan::list_small(x.plan, x.choice, plan::Batch(x));
+                plan::list_whole(x.plan, x.choice, plan::Batch(x));
             } else if (arch::wave() == 1) {
                 check(x);
             }
@@ -74,12 +74,9 @@ template <int Waves> DEVICE void make(const dwk_prefill_lengths_args &x) {
         }
         const plan::Batch batch(x);
         const plan::Division division = plan::divide<Waves>(x, batch);
-        if (division.longest < batch.longest || division.segments > 1) {
-            plan::make_lists<Waves>(x, batch, division);
-        } else if (arch::wave() == 0) {
-            plan::list_whole(x.plan, batch, division.items, division.items_count);
-        }
-        if (arch::wave() == Waves - 1) {
+        if (arch::wave() == 0) {
+            plan::list_small(x.plan, batch, division);
+        } else if (arch::wave() == 1) {
             check(x);
         }
     } else {

@@ -300,15 +300,33 @@ template <int Waves> DEVICE Division divide(const dwk_prefill_lengths_args &y, c
     return Division{split ? split : x.items, x.items_count, segment, 0, false, y.machine.halves != 0};
 }
 
-// Makes the lists of a small batch of which no sequence is cut, as make_lists does. One wave has all sequences.
-DEVICE void list_whole(const dwk_prefill_plan &x, const Batch &batch, dwk_prefill_item *items, int items_count) {
-    const int lane = arch::lane(), sequences = batch.sequences;
-    // The longest sixteenth first.
-    const u64 lower = ((u64)1 << lane) - 1;
-    const u32 given = (u32)batch.first_chunks * parts, sixteenth = max_of(batch.longest, 1) + 1;
+// Makes the lists of a small batch, as make_lists does. One wave has all sequences, so nothing waits for other waves.
+DEVICE void list_small(const dwk_prefill_plan &x, const Batch &batch, const Division &division) {
+    const int lane = arch::lane(), sequences = batch.sequences, n = batch.first_chunks;
+    const int each = division.each(n), followed = followed_of(n, each), rest = n - followed * each;
+    const int end = (int)arch::inclusive_sum((float)followed), first = end - followed;
+    const int summaries = arch::read_lane(end, arch::lanes - 1);
+    const u64 lower = ((u64)1 << lane) - 1, cut = arch::ballot(followed > 1);
+    const int half = division.halves && cut == 0 ? DWK_ITEM_HALF : 0;
+    const auto put = [&](int at, const dwk_prefill_item &item) __attribute__((always_inline)) {
+        if (at < division.items_count) {
+            division.items[at] = item;
+        }
+    };
+#pragma unroll 1
+    for (int i = 0; i < followed; ++i) {
+        put(first + i, dwk_prefill_item{lane, i * each, each, first + i | half});
+    }
+    const int chain = __builtin_popcountll(cut & lower), chains = __builtin_popcountll(cut);
+    if (followed > 1 && chain < x.chains_count) {
+        x.chains[2 * chain] = first;
+        x.chains[2 * chain + 1] = followed;
+    }
+    // The longest sixteenth of the others first.
+    const u32 given = (u32)rest * parts, sixteenth = division.longest + 1;
     const bool inside = lane < sequences;
     bool placed = !inside;
-    int at = 0, place = 0;
+    int at = summaries, place = 0;
     for (int part = parts - 1; part >= 0; --part) {
         const bool own = !placed && given >= part * sixteenth;
         const u64 owned = arch::ballot(own);
@@ -317,22 +335,23 @@ DEVICE void list_whole(const dwk_prefill_plan &x, const Batch &batch, dwk_prefil
         at += __builtin_popcountll(owned);
     }
     if (inside) {
-        items[place] = dwk_prefill_item{lane, 0, batch.first_chunks, 0};
+        put(place, dwk_prefill_item{lane, followed * each, rest, end | half});
     }
 #pragma unroll 1
-    for (int i = sequences + lane; i < items_count; i += arch::lanes) {
-        items[i] = dwk_prefill_item{-1, 0, 0, 0};
+    for (int i = at + lane; i < division.items_count; i += arch::lanes) {
+        division.items[i] = dwk_prefill_item{-1, 0, 0, 0};
     }
 #pragma unroll 1
-    for (int i = lane; i < x.chains_count; i += arch::lanes) {
+    for (int i = chains + lane; i < x.chains_count; i += arch::lanes) {
         x.chains[2 * i] = x.chains[2 * i + 1] = 0;
     }
 }
 
-// Chooses a path for a small batch and makes its list, where no sequence is cut: nothing waits for other waves.
-DEVICE void list_small(const dwk_prefill_plan &plan, const dwk_prefill_choice &x, const Batch &batch) {
+// Chooses a path for a small batch and makes its list, where no sequence is cut on either.
+DEVICE void list_whole(const dwk_prefill_plan &plan, const dwk_prefill_choice &x, const Batch &batch) {
     const bool fused = takes_fused(x, batch);
-    list_whole(plan, batch, fused ? plan.items : x.split_items, batch.sequences);
+    dwk_prefill_item *const items = fused ? plan.items : x.split_items;
+    list_small(plan, batch, Division{items, batch.sequences, max_of(batch.longest, 1), 0, false, false});
     if (arch::lane() < batch.sequences) {
         (fused ? x.split_items : plan.items)[arch::lane()] = dwk_prefill_item{-1, 0, 0, 0};
     }
