@@ -2,8 +2,8 @@
 
     python3 benches/engine_step.py [--heads HK,HV] [--prefills LENGTHS] [--json]
 
-The step has three decodes, two padded slots and the prefills. Bits are the same unless the plan with lengths on the host cuts
-sequences on the split path. The L2 cache is flushed before each replay. Times are medians in microseconds.
+The step has three decodes, two padded slots and the prefills. Bits are the same. The L2 cache is flushed before each replay.
+Times are medians in microseconds.
 `benches/engine_step.rs` models the same step for gfx942.
 """
 
