@@ -82,8 +82,8 @@ typedef struct dwk_prefill_item {
 
 /* Bits of an item. For sequences of which other ranks have parts: in first_chunk, although its first chunk is the
  * sequence's, a segment is before it; in chunks, although its last chunk is the sequence's, a segment follows it. In
- * summary, in lists that the device made: it is a segment of two, and no sequence of the batch has more. With
- * DWK_STARTS_EARLY, prefill_scan then needs no summary (hip/prefill/forget.h). */
+ * summary, in lists that the device made: no sequence of the batch has more than two segments. With DWK_STARTS_EARLY,
+ * prefill_scan then needs no summary (hip/prefill/forget.h). */
 enum { DWK_ITEM_CONTINUES = 0x40000000, DWK_ITEM_FOLLOWED = 0x40000000, DWK_ITEM_HALF = 0x40000000 };
 
 /* Lists of segments that prefill_lengths makes (hip/prefill/plan.h), and the rule by which it cuts the sequences of a

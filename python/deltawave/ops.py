@@ -572,8 +572,8 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, beta: O
     `out` if that is given. `deltawave.Prefill` documents the arguments.
 
     q is `[T, HK, K]`, or `[B, T, HK, K]`. With cu_seqlens, q is one packed batch, and B must be 1. Without it, q is one
-    sequence, or B sequences. The host reads cu_seqlens on the CPU, and may then cut long sequences into segments. It does
-    not read cu_seqlens on a device. Gradients flow to all inputs but has_initial_state and cu_seqlens.
+    sequence, or B sequences. Long sequences may be cut into segments. The host reads cu_seqlens on the CPU, and does not
+    read cu_seqlens on a device, where a kernel cuts. Gradients flow to all inputs but has_initial_state and cu_seqlens.
     """
     choice("state_layout", state_layout, STATE_LAYOUTS)
     if cu_seqlens is not None:

@@ -112,8 +112,8 @@ class Prefill(_PlanWithContext):
     @classmethod
     def device(cls, context: Context, spec: PrefillSpec, tokens: int, sequences: int) -> "Prefill":
         """A plan for packed sequences whose lengths are on the device alone. Entries of cu_seqlens that decrease or exceed
-        `tokens` are replaced by the nearest allowed ones. Sequences are cut into segments there as on the host. After a launch
-        the first 4 bytes of the workspace are 0, or 1 + the index of the first wrong entry."""
+        `tokens` are replaced by the nearest allowed ones. Sequences are cut into segments there as on the host for as many
+        rows. After a launch the first 4 bytes of the workspace are 0, or 1 + the index of the first wrong entry."""
         tokens, sequences = whole("tokens", tokens, 64), whole("sequences", sequences, 64)
         return cls(context, sequences, "device", structs.made(spec, PrefillSpec), tokens, sequences)
 

@@ -43,7 +43,7 @@ template <int Keys> class WalkedUnit {
         const UnitPlace &own = fused_memory<Keys>().units[(index + ahead) % units_ahead];
         const int sequence = arch::uniform_value(own.sequence), begin = arch::uniform_value(own.begin);
         const int end = arch::uniform_value(own.end), record = first_record(begin, sequence);
-        return Segment{sequence, begin, end, record, 0, true, true, false, 0, false};
+        return Segment{sequence, begin, end, record, 0, true, true, false, 0, false, true};
     }
     DEVICE_MEMBER Work work(int ahead = 0) const {
         return Work{0, arch::uniform_value(fused_memory<Keys>().units[(index + ahead) % units_ahead].head), 0, 0};

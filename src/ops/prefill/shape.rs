@@ -358,7 +358,8 @@ impl Shape {
             Some(n) => self.sequences.saturating_mul(n - 1).min(tokens / CHUNK),
             None => planned,
         };
-        if summaries == 0 && choice.is_none() && !self.is_fused() {
+        let nothing_to_cut = summaries == 0 || self.sequences == 0;
+        if nothing_to_cut && choice.is_none() && !self.is_fused() {
             return Ok(None);
         }
         let most = Counts {
