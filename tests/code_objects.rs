@@ -55,9 +55,9 @@ fn most_registers(role: Role) -> u32 {
 const MAX_LDS: u32 = 64 << 10;
 const MAX_KERNELS: usize = 96;
 const MAX_BYTES: usize = 8 << 20;
-/// Of all compilers together, on the CPU. Busy cores slow each other down: it took 102 s beside one other process and 133 beside
-/// many.
-const MAX_COMPILE_TIME: Duration = Duration::from_secs(150);
+/// Of all compilers together, on the CPU. Busy cores slow each other down: it took 102 s beside one other process, 133 beside
+/// many, and more than 150 on another day.
+const MAX_COMPILE_TIME: Duration = Duration::from_secs(240);
 
 /// Held by a test that compiles all kernels: the time of this process's children is that of one of them.
 static COMPILES: Mutex<()> = Mutex::new(());
