@@ -75,12 +75,9 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
         }
     }
     const Work work = work_of(x, arch::workgroup());
-    if (!is_item(x, work.item)) {
-        return;
-    }
     Segment segment = segment_of(x, work.item);
     // A sequence without tokens writes no slot of a pool.
-    if ((x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
+    if (!segment.exists || (x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
         return;
     }
     if (is_padding(x, segment.sequence)) {

@@ -77,11 +77,8 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_fused_args 
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
     const Work work = work_of(x, arch::workgroup());
-    if (!is_item(x, work.item)) {
-        return;
-    }
     Segment segment = segment_of(x, work.item);
-    if (segment.last) {
+    if (!segment.exists || segment.last) {
         return;
     }
     // Slabs of N come first, then slabs of M.

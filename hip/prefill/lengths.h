@@ -85,7 +85,7 @@ template <int Waves> DEVICE void make(const dwk_prefill_lengths_args &x) {
         }
         arch::workgroup_sync();
         const plan::Batch batch(x.rest ? x.rest : x.checked, sequences);
-        plan::make_lists<Waves>(x, batch, plan::divide<Waves>(x, batch));
+        plan::make_lists<Waves>(x.plan, batch, plan::divide<Waves>(x, batch));
     }
 }
 

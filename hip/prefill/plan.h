@@ -175,11 +175,9 @@ struct Division {
 
 // Makes the lists of items and chains (src/ops/prefill/plan.rs): first the segments that another follows, sequence by
 // sequence, then the others, longer ones first. Each part of the lengths is one wave's, of so many waves.
-template <int Waves>
-DEVICE void make_lists(const dwk_prefill_lengths_args &y, const Batch &batch, const Division &division) {
+template <int Waves> DEVICE void make_lists(const dwk_prefill_plan &x, const Batch &batch, const Division &division) {
     static_assert(parts % Waves == 0, "every wave has parts");
     SHARED static int of_part[parts];
-    const dwk_prefill_plan &x = y.plan;
     const int sequences = batch.sequences, longest = division.longest;
     const int wave = arch::wave(), lane = arch::lane();
     // Whether a length is of a part: parts * chunks / (longest + 1) is its number from the last part on.

@@ -15,18 +15,14 @@ struct Segment {
     int summary; // index of its summary; the segment before has summary - 1
     bool first;  // whether it is the first of its sequence
     bool last;
-    bool
-        summarised; // whether the sequence is cut: a summary then holds the state before it (or other ranks have parts)
-    int quiet;      // tokens at its begin that belong to earlier segments: their outputs are not written
+    // Whether the sequence is cut: a summary then holds the state before it (or other ranks have parts).
+    bool summarised;
+    int quiet;       // tokens at its begin that belong to earlier segments: their outputs are not written
     bool from_zeros; // with quiet tokens: the walk starts from zeros
-    bool exists;     // false past the end of a list that the device made
+    // False past the end of a list: those that the device makes are as long as any batch could need, and end with items
+    // of sequence -1.
+    bool exists;
 };
-
-// Whether item `index` exists. Lists that the device makes are as long as any batch could need, and end with items of
-// sequence -1.
-DEVICE bool is_item(const dwk_prefill_scan_args &x, int index) {
-    return !x.items || arch::uniform(&x.items[index].sequence) >= 0;
-}
 
 // Segment of item `index`, clamped to the chunks of its sequence, so that no item leads out of bounds. Without items:
 // all of sequence `index`.

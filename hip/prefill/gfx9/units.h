@@ -22,10 +22,8 @@ template <class F> DEVICE void each_unit(const dwk_prefill_fused_args &y, int un
 #pragma unroll 1
     for (; unit < units; unit += y.walkers) {
         const Work work = work_of(x, unit);
-        if (!is_item(x, work.item)) {
-            return;
-        }
-        if (f(unit, work, segment_of(x, work.item))) {
+        const Segment segment = segment_of(x, work.item);
+        if (!segment.exists || f(unit, work, segment)) {
             return;
         }
     }

@@ -45,9 +45,9 @@ pub(crate) struct DeviceSegments {
 /// Rule by which the device cuts sequences, if their number of segments is not given.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Rule {
-    /// Of the fused path.
+    /// Rule of the fused path.
     Balance(Balance),
-    /// Of the split path. `halves`: whether two segments of a sequence may need no summaries.
+    /// Rule of the split path. `halves`: whether two segments of a sequence may need no summaries.
     Machine { machine: Machine, halves: bool },
 }
 
@@ -217,7 +217,7 @@ mod tests {
     use crate::abi::DWK_ITEM_HALF;
     use crate::kernels::Target;
 
-    /// What a launch leaves: the status, items and chains, as they are in memory, and the items of the other path.
+    /// Memory after a launch: status, items, chains, and the items of the other path.
     struct Lists {
         status: i32,
         items: Vec<[i32; 4]>,

@@ -311,8 +311,8 @@ impl Prefill {
     /// One more kernel checks the lengths there. Entries that decrease or exceed the tokens are replaced by the nearest
     /// allowed number, so nothing is accessed out of bounds. The first 4 bytes of the workspace are the status after a
     /// launch: 0, or 1 + the index of the first entry that was replaced. The kernel also cuts sequences into segments, as a
-    /// plan with the lengths on the host and as many rows would. Results have the same bits, unless that plan leaves the
-    /// choice of the path to the gates ([`Prefill::path`]).
+    /// plan with the lengths on the host, as many rows and as many sequences would. Results have the same bits, unless that
+    /// plan leaves the choice of the path to the gates ([`Prefill::path`]).
     ///
     /// The workspace has room for the segments of any lengths, and kernels that find no segments there return at once. No
     /// room and no such launches are needed if one sequence of all rows would not be cut.
