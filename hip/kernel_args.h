@@ -27,7 +27,8 @@ enum {
     DWK_FINAL_VALUE_MAJOR = 32,    /* final_state is [N, HV, V, K] */
     DWK_SNAPSHOT_VALUE_MAJOR = 64, /* snapshots is [slots, HV, V, K] */
     DWK_FROM_HBM = 128,    /* scan: its tensors and records do not fit in the last cache; changes the time only */
-    DWK_STARTS_EARLY = 256 /* scan, summarise: items with DWK_ITEM_HALF have no summaries */
+    DWK_STARTS_EARLY = 256, /* scan, summarise: items with DWK_ITEM_HALF have no summaries */
+    DWK_ALIGNED = 512       /* decode: rows of q, k, v, o and states begin at multiples of 16 bytes */
 };
 
 /* Bits of `flags` of conv. */
@@ -608,7 +609,7 @@ typedef struct dwk_norm_backward_args {
 
 /* decode_{bf16,f16}_k{128,256}: the recurrence over `tokens` tokens of every sequence, on a pool of states. One
  * workgroup per (sequence, value head, 32 value columns). flags: DWK_QK_L2NORM, DWK_RAW_GATES,
- * DWK_NEGATIVE_EIGENVALUES, DWK_TILED_HEADS, and DWK_INITIAL_VALUE_MAJOR for `state` and `states`.
+ * DWK_NEGATIVE_EIGENVALUES, DWK_TILED_HEADS, DWK_ALIGNED, and DWK_INITIAL_VALUE_MAJOR for `state` and `states`.
  * decode_norm_{bf16,f16}: with the gated norm of o, for V = 128 and K up to 128; one workgroup per (sequence, value
  * head), `slabs` is 1. */
 typedef struct dwk_decode_args {

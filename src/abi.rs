@@ -19,6 +19,7 @@ pub const DWK_FINAL_VALUE_MAJOR: _bindgen_ty_2 = 32;
 pub const DWK_SNAPSHOT_VALUE_MAJOR: _bindgen_ty_2 = 64;
 pub const DWK_FROM_HBM: _bindgen_ty_2 = 128;
 pub const DWK_STARTS_EARLY: _bindgen_ty_2 = 256;
+pub const DWK_ALIGNED: _bindgen_ty_2 = 512;
 pub type _bindgen_ty_2 = ::core::ffi::c_uint;
 pub const DWK_CONV_SILU: _bindgen_ty_3 = 1;
 pub const DWK_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;

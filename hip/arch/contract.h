@@ -10,6 +10,7 @@
 //   thread() workgroup() lane() wave()  ids; wave() is equal in all lanes of the wave
 //   read_lane(x, from)                  x of one lane, int or float
 //   row_sum(x), other_row(x)            sum over 16 lanes; x of the same lane of the neighbouring 16
+//   sum_of_eight<Step>(x)               sum over eight lanes, `Step` apart: 1, or lanes / 8
 //   inclusive_sum(x), inclusive_max(x)  prefix sum (float), prefix maximum (int) over the lanes of a wave
 //   ballot(condition)                   bit mask of the lanes where the condition holds
 //   chunk_sum, chunk_max                over the 64 threads of a workgroup, with four words of shared memory
@@ -34,6 +35,9 @@
 //   -- memory.h
 //   in_one_access(p)                    whether one access can cover 16 bytes at p
 //   load_b128 store_b128 load_b64 ...   16 and 8 bytes at such an address
+//   load_line_b128(p) load_line_b64     the same where others soon read the rest of the 128 bytes
+//   request_b128(p) request_b64 request_b16  loads of memory that does not change meanwhile, requested here and not
+//                                       where they are used first
 //   Window(base)                        memory addressed by byte offsets; a load at Window::nowhere gives 0
 //   -- tiles.h
 //   Tile, elements                      16x16 f32, held by a wave: a vector of `elements` floats a lane
@@ -100,6 +104,8 @@ static_assert(__is_same(decltype(ballot(true)), u64) && __is_same(decltype(read_
               "lanes");
 static_assert(__is_same(decltype(inclusive_sum(0.0f)), float) && __is_same(decltype(inclusive_max(0)), int), "lanes");
 static_assert(__is_same(decltype(row_sum(0.0f)), float) && __is_same(decltype(other_row(0.0f)), float), "lanes");
+static_assert(__is_same(decltype(sum_of_eight<1>(0.0f)), float), "lanes");
+static_assert(__is_same(decltype(sum_of_eight<lanes / 8>(0.0f)), float), "lanes");
 static_assert(__is_same(decltype(load_b128(nullptr)), i32x4) && __is_same(decltype(load_b64(nullptr)), i32x2), "loads");
 
 } // namespace contract

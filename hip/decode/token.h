@@ -1,4 +1,4 @@
-// Token of decode: q, k, v and the gates, loaded during the computation of the token before.
+// Token of decode: q, k and v, loaded during the computation of the token before, and the gates of all tokens.
 #pragma once
 
 #include "../math/gates.h"
@@ -8,23 +8,13 @@
 namespace decode {
 namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
-// Shared memory of a team. `sums`: each group's sums u = S^T k and w = S^T q of all columns, then k.k, q.q, k.q.
-constexpr int most_groups = 16, dots = 2 * columns, sums_row = dots + 4;
-constexpr int most_keys = 256;
-template <int Keys> struct Exchange {
-    i32x4 q[Keys / 8], k[Keys / 8]; // q and k of a token, zeros beyond K
-    float sums[most_groups][sums_row];
-    float d[columns];
-};
-static_assert(threads * 8 == 2 * most_keys, "a thread copies eight numbers of q or of k");
-
-// A thread's share of a token, unconverted: nothing here waits for a load. `keys`: eight numbers of q in the lower half
-// of the threads, of k in the upper. `v`: v of column `member() % 32`.
-struct Token {
-    i32x4 keys;
-    int v, g, beta;
-    int a_log, dt_bias; // with raw gates
-    int z, weight;      // of the norm: input of the gate, and the column's weight
+// A thread's share of a token, unconverted: nothing here waits for a load.
+template <class S> struct Token {
+    static constexpr int words = S::run / 2;
+    typedef int Run __attribute__((ext_vector_type(words)));
+    Run q[S::steps], k[S::steps]; // the thread's keys, zeros beyond K
+    i32x2 v;                      // the thread's columns
+    int z;                        // of the norm: input of the gate
 };
 
 // load_raw: bits of a scalar in memory. widen_raw: its value.
@@ -35,58 +25,82 @@ DEVICE float widen_raw(int raw, int type) {
     return type == DWK_F32 ? bits<float>(raw) : type == DWK_BF16 ? arch::Bf16::low(raw) : arch::F16::low(raw);
 }
 
-DEVICE bool has_keys(int key_dim) { return member() % (threads / 2) * 8 < key_dim; }
+// Column of the output row that this thread norms; the threads after the team's columns repeat them.
+DEVICE int normed_column(const Work &at) { return at.column + member() % columns; }
 
-template <bool Norm, bool Draft> DEVICE Token load_token(const dwk_decode_args &x, const Work &at, int t) {
-    Token out{};
-    const int token = row_of<Draft>(x, at, t);
-    const bool of_k = member() >= threads / 2;
-    const char *q = (const char *)x.q + 2 * token_offset(x.q_strides, at.sequence, token, at.key_head);
-    const char *k = (const char *)x.k + 2 * token_offset(x.k_strides, at.sequence, token, at.key_head);
-    const char *row = of_k ? k : q;
-    // Threads beyond K read the first keys, because a branch would wait for its loads.
-    const int piece = has_keys(x.key_dim) ? member() % (threads / 2) * 16 : 0;
-    out.keys = piece::load<false>(row + piece, arch::in_one_access(row));
-    const int column = at.column + member() % columns;
-    const unsigned short *v = (const unsigned short *)x.v + token_offset(x.v_strides, at.sequence, token, at.head);
-    out.v = v[column < x.value_dim ? column : at.column];
+// Input of the norm's gate for token t.
+DEVICE int load_z(const dwk_decode_args &x, const Work &at, int t) {
+    const int block = at.head / x.norm.block_heads, of_block = at.head - block * x.norm.block_heads;
+    const unsigned short *z =
+        (const unsigned short *)x.norm.z + (at.first + t) * x.norm.z_token + block * x.norm.z_block;
+    return arch::request_b16(z + (of_block * row_dim + normed_column(at)));
+}
+
+template <bool Norm, class S> DEVICE void load_token(Token<S> &out, const dwk_decode_args &x, const Work &at, int t) {
+    const char *q = row_address(x.q, x.q_strides, at.sequence, at.first + t, at.key_head);
+    const char *k = row_address(x.k, x.k_strides, at.sequence, at.first + t, at.key_head);
+    const char *v = row_address(x.v, x.v_strides, at.sequence, at.first + t, at.head);
+    // Threads beyond K or V read the first elements, because a branch would wait for its loads.
+    const int column = at.column + S::column();
+    const u32 of_v = 2 * (column < x.value_dim ? column : at.column);
+#pragma unroll
+    for (int j = 0; j < S::steps; ++j) {
+        const int key = S::group() * S::run + j * S::step;
+        const u32 of_key = 2 * (key < x.key_dim ? key : 0);
+        if constexpr (S::run == 8) {
+            out.q[j] = S::whole ? arch::request_b128(q + of_key) : piece::load<false>(q + of_key, false);
+            out.k[j] = S::whole ? arch::request_b128(k + of_key) : piece::load<false>(k + of_key, false);
+        } else {
+            out.q[j] = S::whole ? arch::request_b64(q + of_key) : piece::load_half(q + of_key, false);
+            out.k[j] = S::whole ? arch::request_b64(k + of_key) : piece::load_half(k + of_key, false);
+        }
+    }
+    out.v = S::whole ? arch::request_b64(v + of_v) : piece::load_half(v + of_v, false);
+    if constexpr (Norm) {
+        out.z = load_z(x, at, t);
+    }
+}
+
+// The thread's keys of step j of q or k: run numbers, zeros beyond K.
+template <class T, class S>
+DEVICE void keys_of(float (&out)[S::run], const typename Token<S>::Run &raw, int j, int key_dim) {
+    const bool inside = S::group() * S::run + j * S::step < key_dim;
+    for (int e = 0; e < S::run; e += 2) {
+        const int word = inside ? raw[e / 2] : 0;
+        out[e] = T::low(word);
+        out[e + 1] = T::high(word);
+    }
+}
+
+// Gates of a token, unconverted.
+struct RawGates {
+    int g, beta;
+    int a_log, dt_bias; // with raw gates
+};
+
+// Loads the gates of all tokens at once: thread t those of token t.
+DEVICE RawGates load_gates(const dwk_decode_args &x, const Work &at) {
+    static_assert(arch::lanes >= 16, "the most tokens");
+    RawGates out{};
+    const int token = at.first + min_of(member(), at.count - 1);
     out.g = x.g ? load_raw(x.g, token_offset(x.g_strides, at.sequence, token, at.head), x.g_type) : 0;
     out.beta = x.beta ? load_raw(x.beta, token_offset(x.beta_strides, at.sequence, token, at.head), x.beta_type) : 0;
     if (x.flags & DWK_RAW_GATES) {
         out.a_log = load_raw(x.a_log, at.head * x.a_log_stride, x.a_log_type);
         out.dt_bias = x.dt_bias ? load_raw(x.dt_bias, at.head * x.dt_bias_stride, x.dt_bias_type) : 0;
     }
-    if (Norm) {
-        const int block = at.head / x.norm.block_heads, of_block = at.head - block * x.norm.block_heads;
-        const unsigned short *z = (const unsigned short *)x.norm.z + token * x.norm.z_token + block * x.norm.z_block;
-        out.z = z[of_block * row_dim + column];
-        const dwk_norm_args &norm = x.norm;
-        out.weight = norm.weight ? load_raw(norm.weight, column * norm.weight_stride, norm.weight_type) : 0;
-    }
     return out;
-}
-
-// Reads the thread's keys of step j of q or k in shared memory.
-template <class T, class S> DEVICE void keys_of(float (&out)[S::run], const i32x4 *all, int j) {
-    const int *words = (const int *)all + (j * S::step + S::group() * S::run) / 2;
-    for (int e = 0; e < S::run; e += 4) {
-        const i32x2 raw = *(const i32x2 *)(words + e / 2);
-        for (int i = 0; i < 2; ++i) {
-            out[e + 2 * i] = T::low(raw[i]);
-            out[e + 2 * i + 1] = T::high(raw[i]);
-        }
-    }
 }
 
 // Gates of a token: decay = exp(g), and beta.
 struct Gates {
     float decay, beta;
 };
-DEVICE Gates gates_of(const Token &token, const dwk_decode_args &x) {
-    float g = x.g ? widen_raw(token.g, x.g_type) : 0.0f, beta = x.beta ? widen_raw(token.beta, x.beta_type) : 1.0f;
+DEVICE Gates gates_of(const RawGates &raw, const dwk_decode_args &x) {
+    float g = x.g ? widen_raw(raw.g, x.g_type) : 0.0f, beta = x.beta ? widen_raw(raw.beta, x.beta_type) : 1.0f;
     if (x.flags & DWK_RAW_GATES) {
-        const float dt_bias = x.dt_bias ? widen_raw(token.dt_bias, x.dt_bias_type) : 0.0f;
-        g = math::gate(g, widen_raw(token.a_log, x.a_log_type), dt_bias);
+        const float dt_bias = x.dt_bias ? widen_raw(raw.dt_bias, x.dt_bias_type) : 0.0f;
+        g = math::gate(g, widen_raw(raw.a_log, x.a_log_type), dt_bias);
         beta = math::beta(beta, x.flags & DWK_NEGATIVE_EIGENVALUES);
     }
     return Gates{arch::exp(g), beta};

@@ -1,73 +1,72 @@
 // The recurrence over the tokens of a sequence. The state stays in registers from the first token to the last.
 #pragma once
 
-#include "draft.h"
 #include "norm.h"
+#include "slots.h"
 #include "sums.h"
 
 namespace decode {
 namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
-// 1 / |q| and 1 / |k|, or 1.
-struct Norms {
-    float q, k;
-};
-DEVICE Norms norms_of(const Total &total, const dwk_decode_args &x) {
-    Norms out{1.0f, 1.0f};
+// Stores the thread's columns of the output of token t. One of the threads with the same columns writes them.
+template <class S> DEVICE void store_output(const dwk_decode_args &x, const Work &at, int t, i32x2 words) {
+    const int column = at.column + S::column();
+    if (S::group() == 0 && column < x.value_dim) {
+        const char *row = row_address(x.o, x.o_strides, at.sequence, at.first + t, at.head);
+        piece::store_half((char *)row + 2 * column, words, S::whole);
+    }
+}
+
+// Computes a token, given its sums: updates the state and stores the output. `row`: memory of the output row, with the
+// norm.
+template <class T, bool Norm, class S>
+DEVICE void advance(StateShare<S> &share, const Token<S> &token, const Sums &sums, Gates gates,
+                    const dwk_decode_args &x, const Work &at, int t, float *row, int weight) {
+    float of_k = 1.0f, of_q = 1.0f;
     if (x.flags & DWK_QK_L2NORM) {
-        out.k = math::inverse_norm(total.dot[0]);
-        out.q = math::inverse_norm(total.dot[1]);
+        of_k = math::inverse_norm(sums.k_k);
+        of_q = math::inverse_norm(sums.q_q);
     }
-    return out;
-}
-
-// Writes d = beta (v - decay S^T k), [32], to shared memory. The lower half of the threads holds u = S^T k.
-template <class T, int Keys>
-DEVICE void solve_d(const Token &token, const Total &total, Gates gates, Norms norms, Exchange<Keys> &exchange,
-                    int own) {
-    if (member() < columns) {
-        const float v = T::low(token.v);
-        exchange.d[own] = gates.beta * __builtin_fmaf(-gates.decay * norms.k, total.column, v);
-    }
-}
-
-// S <- decay S + k d^T, [K, 32], for the thread's elements.
-template <class T, class S>
-DEVICE void update_state(StateShare<S> &share, Gates gates, Norms norms, const Exchange<S::keys> &exchange) {
-    typedef typename StateShare<S>::Columns Columns;
-    Columns d;
-    for (int i = 0; i < S::across; ++i) {
-        d[i] = norms.k * exchange.d[S::column(i)];
-    }
+    // d = beta (v - decay S^T k), and o = scale (decay S0^T q + (k.q) d).
+    const Columns v{T::low(token.v.x), T::high(token.v.x), T::low(token.v.y), T::high(token.v.y)};
+    const float of_u = -gates.decay * of_k, of_d = of_k * sums.k_q, of_o = x.scale * of_q;
+    const Columns d = gates.beta * __builtin_elementwise_fma((Columns)of_u, sums.u, v);
+    const Columns o = of_o * __builtin_elementwise_fma((Columns)gates.decay, sums.w, of_d * d);
+    const Columns of_key = of_k * d;
+#pragma unroll
     for (int j = 0; j < S::steps; ++j) {
         float k[S::run];
-        keys_of<T, S>(k, exchange.k, j);
+        keys_of<T, S>(k, token.k[j], j, x.key_dim);
         for (int e = 0; e < S::run; ++e) {
             const Columns kept = gates.decay * share.s[j][e];
-            share.s[j][e] = __builtin_elementwise_fma((Columns)k[e], d, kept);
+            share.s[j][e] = __builtin_elementwise_fma((Columns)k[e], of_key, kept);
         }
+        S::step_done();
+    }
+    const i32x2 words{T::pack(math::packable(o[0]), math::packable(o[1])),
+                      T::pack(math::packable(o[2]), math::packable(o[3]))};
+    if constexpr (Norm) {
+        if (S::group() == 0) {
+            *(f32x4 *)(row + at.column + S::column()) =
+                f32x4{T::low(words.x), T::high(words.x), T::low(words.y), T::high(words.y)};
+        }
+        const int column = normed_column(at);
+        const float y = math::packable(normed<T>(row, token.z, weight, x, column));
+        if (member() < columns) {
+            const int64_t first = token_offset(x.o_strides, at.sequence, at.first + t, at.head);
+            ((short *)x.o)[first + column] = (short)T::pack(y, 0.0f);
+        }
+    } else {
+        store_output<S>(x, at, t, words);
     }
 }
 
-// Computes a token: updates the state and stores the output.
-template <class T, bool Norm, bool Draft, class S>
-DEVICE void advance(StateShare<S> &share, const Token &token, const Total &total, Gates gates, const dwk_decode_args &x,
-                    const Work &at, int t, Exchange<S::keys> &exchange, Row *row_of_head) {
-    const Norms norms = norms_of(total, x);
-    const int own = member() % columns;
-    solve_d<T>(token, total, gates, norms, exchange, own);
-    arch::team_sync<waves>();
-    update_state<T>(share, gates, norms, exchange);
-    // o = scale (decay S0^T q + (k.q) d). Valid only in the upper half of the threads, which hold w = S0^T q.
-    const float written = norms.k * total.dot[2] * exchange.d[own];
-    float o = math::canonical(x.scale * (norms.q * __builtin_fmaf(gates.decay, total.column, written)));
-    if (Norm) {
-        o = math::canonical(normed<T>(T::low(T::pack(o, 0.0f)), *row_of_head, token, x, at.column + own, t));
-    }
-    if (member() >= columns && at.column + own < x.value_dim) {
-        const int64_t row = token_offset(x.o_strides, at.sequence, row_of<Draft>(x, at, t), at.head);
-        ((short *)x.o)[row + at.column + own] = (short)T::pack(o, 0.0f);
-    }
+// Stores the state to its element `element` of a tensor of states.
+template <class S>
+DEVICE void store_state(const StateShare<S> &share, void *all, const dwk_state_strides &strides, int64_t element,
+                        int type, const dwk_decode_args &x, const Work &at) {
+    const state::Head to(all, element + at.head * strides.head, strides.row, type);
+    store_state<S>(share, Pieces<S>(to, at.column, x.key_dim, x.value_dim));
 }
 
 // Type of the states of the pool. `Wide`: f32.
@@ -75,68 +74,112 @@ template <bool Wide> DEVICE int pool_type(const dwk_decode_args &x) {
     return Wide ? DWK_F32 : state::narrow_type(x.state_type);
 }
 
-// Computes all tokens of a sequence. `read`, `write`: slots of the state, or -1.
-template <class T, bool Wide, bool ValueMajor, int Keys, bool Norm, bool Draft>
-DEVICE void walk(const dwk_decode_args &x, const Work &at, int read, int write, Exchange<Keys> &exchange, Row *row) {
-    typedef Share<Wide, ValueMajor, Keys> S;
-    typedef Pieces<S, ValueMajor> Own;
-    Token token = load_token<Norm, Draft>(arch::reread(x), at, 0);
+// Computes all tokens of a sequence. Requests the slots, the first token and the gates together, then the state.
+template <class T, class S, bool Norm, bool Draft>
+DEVICE void walk(const dwk_decode_args &x, const Work &at, Row *row) {
+    const Slots slots = slots_of<Draft>(x, at);
+    Token<S> token;
+    load_token<Norm>(token, x, at, 0);
+    const RawGates raw_gates = load_gates(x, at);
+    const int weight = Norm && x.norm.weight
+                           ? load_raw(x.norm.weight, normed_column(at) * x.norm.weight_stride, x.norm.weight_type)
+                           : 0;
+    if (slots.idle) {
+        // Padding: outputs are zeros.
+#pragma unroll 1
+        for (int t = 0; t < at.count; ++t) {
+            store_output<S>(arch::reread(x), at, t, i32x2{});
+        }
+        return;
+    }
     StateShare<S> share{};
-    if (read >= 0) {
+    RawState<S> raw{};
+    if (slots.read >= 0) {
         const dwk_decode_args &y = arch::reread(x);
-        const int64_t element = read * y.state_strides.sequence + at.head * y.state_strides.head;
-        const state::Head from(y.state, element, y.state_strides.row, pool_type<Wide>(y));
-        load_state_share<S, Wide>(share, Own(from, at.column, y.key_dim, y.value_dim));
+        const int64_t element = slots.read * y.state_strides.sequence + at.head * y.state_strides.head;
+        const state::Head from(y.state, element, y.state_strides.row, pool_type<S::Wide>(y));
+        request_state<S>(raw, Pieces<S>(from, at.column, y.key_dim, y.value_dim));
+    }
+    arch::phase();
+    const Gates all = gates_of(raw_gates, arch::reread(x)); // of token t in thread t
+    if constexpr (S::Wide) {
+        widen_state<DWK_F32>(share, raw);
+    } else if (x.state_type == DWK_F16) {
+        widen_state<DWK_F16>(share, raw);
+    } else {
+        widen_state<DWK_BF16>(share, raw);
     }
 #pragma unroll 1
-    for (int t = 0; t < tokens_of<Draft>(x, at); ++t) {
-        if (t > 0) {
-            arch::team_sync<waves>(); // all threads have read q and k of the token before
+    for (int t = 0; t < at.count; ++t) {
+        const Sums own = sums_of<T, S>(share, token, arch::reread(x).key_dim);
+        Token<S> next;
+        const bool last = t + 1 == at.count;
+        if (S::requests_early && !last) {
+            load_token<Norm>(next, arch::reread(x), at, t + 1);
         }
-        const i32x4 keys = has_keys(arch::reread(x).key_dim) ? token.keys : i32x4{};
-        if (Keys == most_keys || member() % (threads / 2) < Keys / 8) {
-            (member() < threads / 2 ? exchange.q : exchange.k)[member() % (threads / 2)] = keys;
+        const Gates gates{arch::read_lane(all.decay, t), arch::read_lane(all.beta, t)};
+        advance<T, Norm, S>(share, token, total_of<S>(own), gates, arch::reread(x), at, t,
+                            Norm ? row->o[t % 2] : nullptr, weight);
+        if (!S::requests_early && !last) {
+            load_token<Norm>(next, arch::reread(x), at, t + 1);
         }
-        const Gates gates = gates_of(token, arch::reread(x));
-        arch::team_sync<waves>();
-        const Sums<S> sums = sums_of<T, S>(share, exchange);
-        Token next = token;
-        if (t + 1 < tokens_of<Draft>(x, at)) {
-            next = load_token<Norm, Draft>(arch::reread(x), at, t + 1);
-        }
-        advance<T, Norm, Draft>(share, token, total_of<S>(sums, exchange), gates, arch::reread(x), at, t, exchange,
-                                row);
         token = next;
         const dwk_decode_args &y = arch::reread(x);
         if (y.states) {
-            const dwk_state_strides &each = y.states_strides;
-            int64_t element = 0;
+            int64_t element = at.sequence * y.states_strides.sequence + t * y.states_token;
             if constexpr (Draft) {
                 element = element_of_states(draft_of(y), at, t);
-            } else {
-                element = at.sequence * each.sequence + t * y.states_token;
             }
             if (element >= 0) {
-                const state::Head to(y.states, element + at.head * each.head, each.row, y.states_type);
-                store_state_share<S>(share, Own(to, at.column, y.key_dim, y.value_dim));
+                store_state<S>(share, y.states, y.states_strides, element, y.states_type, y, at);
             }
         } else if constexpr (Draft) {
-            const int slot = written_after(arch::reread(draft_of(x)), at, t);
+            const int slot = written_after(draft_of(y), at, t);
             if (slot >= 0) {
-                const dwk_decode_args &z = arch::reread(x);
-                const int64_t element = slot * z.state_strides.sequence + at.head * z.state_strides.head;
-                const state::Head to(z.state, element, z.state_strides.row, pool_type<Wide>(z));
-                store_state_share<S>(share, Own(to, at.column, z.key_dim, z.value_dim));
+                store_state<S>(share, y.state, y.state_strides, slot * y.state_strides.sequence, pool_type<S::Wide>(y),
+                               y, at);
             }
         }
     }
-    // Completes the last load. While a load is in flight, each store would wait for the store before it.
-    arch::held(token.v);
-    if (write >= 0) {
+    if (slots.write >= 0) {
         const dwk_decode_args &y = arch::reread(x);
-        const int64_t element = write * y.state_strides.sequence + at.head * y.state_strides.head;
-        const state::Head to(y.state, element, y.state_strides.row, pool_type<Wide>(y));
-        store_state_share<S>(share, Own(to, at.column, y.key_dim, y.value_dim));
+        store_state<S>(share, y.state, y.state_strides, slots.write * y.state_strides.sequence, pool_type<S::Wide>(y),
+                       y, at);
+    }
+}
+
+// The walk for the states' type and layout.
+template <class T, int Keys, bool Whole, bool Norm, bool Draft>
+DEVICE void walk(const dwk_decode_args &x, const Work &at, Row *row) {
+    const bool value_major = x.flags & DWK_INITIAL_VALUE_MAJOR;
+    if (x.state_type == DWK_F32) {
+        value_major ? walk<T, Share<true, true, Whole, Keys>, Norm, Draft>(x, at, row)
+                    : walk<T, Share<true, false, Whole, Keys>, Norm, Draft>(x, at, row);
+    } else {
+        value_major ? walk<T, Share<false, true, Whole, Keys>, Norm, Draft>(x, at, row)
+                    : walk<T, Share<false, false, Whole, Keys>, Norm, Draft>(x, at, row);
+    }
+}
+
+// Computes the share of this team.
+template <class T, int Keys, bool Norm, bool Draft> DEVICE void recur(const dwk_decode_args &x) {
+    Row *row = nullptr;
+    if constexpr (Norm) {
+        SHARED static Row shared_row;
+        row = &shared_row;
+    }
+    Work at = work_of(x);
+    if constexpr (Draft) {
+        find_rows(at, draft_of(x));
+    }
+    if (at.count <= 0 || at.column >= x.value_dim) {
+        return;
+    }
+    // One path for all accesses: a test at each would put code between the loads that nobody runs.
+    if (arch::Traits::any_alignment || x.flags & DWK_ALIGNED) {
+        walk<T, Keys, true, Norm, Draft>(x, at, row);
+    } else {
+        walk<T, Keys, false, Norm, Draft>(x, at, row);
     }
 }
 

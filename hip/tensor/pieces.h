@@ -21,6 +21,15 @@ template <bool Wide> DEVICE i32x4 load(const char *p, bool whole) {
     return out;
 }
 
+// Loads half a piece, four numbers of 16 bits. `whole`: one access can cover it.
+DEVICE i32x2 load_half(const char *p, bool whole) {
+    if (whole) {
+        return arch::load_b64(p);
+    }
+    const unsigned short *all = (const unsigned short *)p;
+    return i32x2{all[0] | all[1] << 16, all[2] | all[3] << 16};
+}
+
 template <bool Wide> DEVICE void store(char *p, i32x4 x, bool whole) {
     if (whole) {
         arch::store_b128(p, x);
@@ -33,6 +42,17 @@ template <bool Wide> DEVICE void store(char *p, i32x4 x, bool whole) {
             ((short *)p)[2 * i] = (short)x[i];
             ((short *)p)[2 * i + 1] = (short)(x[i] >> 16);
         }
+    }
+}
+
+DEVICE void store_half(char *p, i32x2 x, bool whole) {
+    if (whole) {
+        arch::store_b64(p, x);
+        return;
+    }
+    for (int i = 0; i < 2; ++i) {
+        ((short *)p)[2 * i] = (short)x[i];
+        ((short *)p)[2 * i + 1] = (short)(x[i] >> 16);
     }
 }
 

@@ -25,11 +25,11 @@ template <int Type> DEVICE float widened(int word, int half) {
 
 // Rounds two numbers to 16 bits, to nearest even. Numbers beyond f16 become infinities; NaNs stay NaNs.
 template <int Type> DEVICE int narrowed(float a, float b) {
-    const float x = math::canonical(a), y = math::canonical(b);
+    const float x = math::packable(a), y = math::packable(b);
     return Type == DWK_F16 ? arch::F16::pack(x, y) : arch::Bf16::pack(x, y);
 }
 template <int Type> DEVICE short narrowed(float a) {
-    const float x = math::canonical(a);
+    const float x = math::packable(a);
     return Type == DWK_F16 ? (short)arch::F16::pack(x, 0.0f) : arch::Bf16::narrow(x);
 }
 
@@ -54,13 +54,8 @@ template <int N> DEVICE void store(char *p, const float (&x)[N], int type, bool 
     }
     if constexpr (N == 8) {
         piece::store<false>(p, i32x4{words[0], words[1], words[2], words[3]}, whole);
-    } else if (whole) {
-        arch::store_b64(p, i32x2{words[0], words[1]});
     } else {
-        for (int i = 0; i < 2; ++i) {
-            ((short *)p)[2 * i] = (short)words[i];
-            ((short *)p)[2 * i + 1] = (short)(words[i] >> 16);
-        }
+        piece::store_half(p, i32x2{words[0], words[1]}, whole);
     }
 }
 

@@ -59,6 +59,22 @@ DEVICE float row_sum(float x) { return add_rotated<1>(add_rotated<2>(add_rotated
 // Exchanges x with the same lane of the neighbouring row: rows 0 and 1, and rows 2 and 3.
 DEVICE float other_row(float x) { return bits<float>(__builtin_amdgcn_ds_swizzle(bits<int>(x), 16 << 10 | 31)); }
 
+// x, plus x of the lane that a DPP control of lanes within a row names.
+template <int Control> DEVICE float add_moved(float x) {
+    return x + bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), Control, 0xf, 0xf, false));
+}
+// Sum over eight lanes, 1 or 8 apart; all eight get the same bits.
+template <int Step> DEVICE float sum_of_eight(float x) {
+    static_assert(Step == 1 || Step == 8, "the steps of DPP");
+    if constexpr (Step == 1) {
+        // Neighbours, neighbouring pairs, then the mirror image: the four lanes of a half have equal sums by then.
+        return add_moved<0x141>(add_moved<0x4e>(add_moved<0xb1>(x)));
+    }
+    x = add_rotated<8>(x);
+    x += other_row(x);
+    return x + bits<float>(__builtin_amdgcn_ds_bpermute((lane() ^ 32) * 4, bits<int>(x)));
+}
+
 template <int Control, int RowMask> DEVICE float scan_step(float x) {
     return x + bits<float>(__builtin_amdgcn_update_dpp(0, bits<int>(x), Control, RowMask, 0xf, false));
 }

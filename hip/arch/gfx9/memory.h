@@ -14,6 +14,15 @@ DEVICE void store_b128(void *p, i32x4 x) { *(Even16 *)p = x; }
 DEVICE i32x2 load_b64(const void *p) { return *(const Even8 *)p; }
 DEVICE void store_b64(void *p, i32x2 x) { *(Even8 *)p = x; }
 
+// Loads 16 or 8 bytes of a line that others soon read. Lines are fetched whole.
+DEVICE i32x4 load_line_b128(const void *p) { return load_b128(p); }
+DEVICE i32x2 load_line_b64(const void *p) { return load_b64(p); }
+
+// Loads. This compiler leaves them where they are.
+DEVICE i32x4 request_b128(const void *p) { return load_b128(p); }
+DEVICE i32x2 request_b64(const void *p) { return load_b64(p); }
+DEVICE int request_b16(const void *p) { return *(const unsigned short *)p; }
+
 // Packs the low (or high) 16 bits of two words, `a` in the low half.
 DEVICE int low_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x05040100); }
 DEVICE int high_halves(u32 a, u32 b) { return (int)__builtin_amdgcn_perm(b, a, 0x07060302); }

@@ -58,6 +58,14 @@ DEVICE float row_sum(float x) {
     return x;
 }
 
+// Sum over eight lanes, `Step` apart; all eight get the same bits.
+template <int Step> DEVICE float sum_of_eight(float x) {
+    for (int step = Step; step < 8 * Step; step *= 2) {
+        x += exchanged(x, step);
+    }
+    return x;
+}
+
 // Exchanges x with the same lane of the other half.
 DEVICE float other_row(float x) { return __nvvm_shfl_sync_bfly_f32(0xffffffff, x, 16, 0x1f); }
 

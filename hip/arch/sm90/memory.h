@@ -12,6 +12,38 @@ DEVICE void store_b128(void *p, i32x4 x) { *(i32x4 *)p = x; }
 DEVICE i32x2 load_b64(const void *p) { return *(const i32x2 *)p; }
 DEVICE void store_b64(void *p, i32x2 x) { *(i32x2 *)p = x; }
 
+// Loads 16 or 8 bytes of a line of 128 that others soon read: the L2 cache fetches the whole line from HBM.
+DEVICE i32x4 load_line_b128(const void *p) {
+    i32x4 x;
+    asm volatile("ld.global.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(p)
+                 : "memory");
+    return x;
+}
+DEVICE i32x2 load_line_b64(const void *p) {
+    i32x2 x;
+    asm volatile("ld.global.L2::128B.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p) : "memory");
+    return x;
+}
+
+// Loads of memory that does not change before they are complete. The compiler cannot move the request to the first use.
+DEVICE i32x4 request_b128(const void *p) {
+    i32x4 x;
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+    return x;
+}
+DEVICE i32x2 request_b64(const void *p) {
+    i32x2 x;
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p));
+    return x;
+}
+DEVICE int request_b16(const void *p) {
+    short x;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(p));
+    return (unsigned short)x;
+}
+
 // Whether each 16-byte group of the rows is one access. `stride`: bytes from row to row.
 DEVICE bool aligned_rows(const void *base, u32 stride) { return ((u64)base & 15) == 0 && (stride & 15) == 0; }
 

@@ -242,6 +242,9 @@ impl Shape {
             let in_slots = drafts.is_some_and(|drafts| drafts.draft_slots.is_some());
             self.lower_states(states, x.pool.layout, in_slots, &mut arguments)?;
         }
+        if is_aligned(&arguments, x) {
+            arguments.flags |= abi::DWK_ALIGNED;
+        }
         Ok(LaunchArguments {
             kernel: self.kernel(),
             arguments,
@@ -323,6 +326,28 @@ impl Shape {
         out.states_type = check::type_code(states.0.dtype);
         Ok(())
     }
+}
+
+/// Whether all rows of q, k, v, o and states begin at multiples of 16 bytes.
+fn is_aligned(of: &dwk_decode_args, x: &DecodeTensors<'_>) -> bool {
+    let tokens = |address: usize, strides: &abi::dwk_token_strides| {
+        let elements = [strides.sequence, strides.token, strides.head];
+        address.is_multiple_of(16) && elements.iter().all(|stride| stride % 8 == 0)
+    };
+    let state = |address: usize, strides: &abi::dwk_state_strides, token: i64, dtype: Dtype| {
+        let elements = [strides.sequence, strides.head, strides.row, token];
+        let of_16_bytes = 16 / dtype.size() as i64;
+        address.is_multiple_of(16) && elements.iter().all(|stride| stride % of_16_bytes == 0)
+    };
+    tokens(of.q.addr(), &of.q_strides)
+        && tokens(of.k.addr(), &of.k_strides)
+        && tokens(of.v.addr(), &of.v_strides)
+        && tokens(of.o.addr(), &of.o_strides)
+        && state(of.state.addr(), &of.state_strides, 0, x.pool.tensor.0.dtype)
+        && x.states.as_ref().is_none_or(|states| {
+            let (strides, token) = (&of.states_strides, of.states_token);
+            state(of.states.addr(), strides, token, states.0.dtype)
+        })
 }
 
 /// Factors that divide any `n < 2^31` by `by`, from 1 to 2^31, with a product of 64 bits and a shift.
