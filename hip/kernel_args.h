@@ -26,7 +26,7 @@ enum {
     DWK_INITIAL_VALUE_MAJOR = 16,  /* initial_state is [N, HV, V, K] */
     DWK_FINAL_VALUE_MAJOR = 32,    /* final_state is [N, HV, V, K] */
     DWK_SNAPSHOT_VALUE_MAJOR = 64, /* snapshots is [slots, HV, V, K] */
-    DWK_FROM_HBM = 128,    /* scan: its tensors and records do not fit in the last cache; changes the time only */
+    DWK_FROM_HBM = 128,     /* scan: its tensors and records do not fit in the last cache; changes the time only */
     DWK_STARTS_EARLY = 256, /* scan, summarise: items with DWK_ITEM_HALF have no summaries */
     DWK_ALIGNED = 512       /* decode: rows of q, k, v, o and states begin at multiples of 16 bytes */
 };

@@ -109,10 +109,12 @@ class Deltawave:
         dw, step = self.package(), x.case
         spec = dw.DecodeSpec(step.key_heads, step.value_heads, D, D, step.dtype, qk_l2norm=True, scale=x.scale,
                              tokens=step.tokens)
-        o, pool = torch.empty_like(x.v), x.pool.clone()
+        before, o = x.pool.transpose(-1, -2).contiguous(), torch.empty_like(x.v)
+        pool = before.clone()  # [B, HV, V, K], as FlashInfer's
         launch = dw.Decode(self.context(), spec, step.batch).bind(q=x.q, k=x.k, v=x.v, o=o, a=x.a, b=x.b, a_log=x.a_log,
-                                                                  dt_bias=x.dt_bias, pool=pool)
-        return launched(launch, o, pool, before=lambda: pool.copy_(x.pool))
+                                                                  dt_bias=x.dt_bias, pool=pool,
+                                                                  pool_layout="value_major")
+        return launched(launch, o, pool.transpose(-1, -2), before=lambda: pool.copy_(before))
 
     def norm(self, x):
         import torch
