@@ -79,8 +79,8 @@ template <class T, class S, bool Norm, bool Draft>
 DEVICE void walk(const dwk_decode_args &x, const Work &at, Row *row) {
     const Slots slots = slots_of<Draft>(x, at);
     Token<S> token;
-    load_token<Norm>(token, x, at, 0);
-    const RawGates raw_gates = load_gates(x, at);
+    load_token<Norm>(token, arch::reread(x), at, 0);
+    const RawGates raw_gates = load_gates(arch::reread(x), at);
     const int weight = Norm && x.norm.weight
                            ? load_raw(x.norm.weight, normed_column(at) * x.norm.weight_stride, x.norm.weight_type)
                            : 0;
@@ -104,7 +104,7 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, Row *row) {
     const Gates all = gates_of(raw_gates, arch::reread(x)); // of token t in thread t
     if constexpr (S::Wide) {
         widen_state<DWK_F32>(share, raw);
-    } else if (x.state_type == DWK_F16) {
+    } else if (arch::reread(x).state_type == DWK_F16) {
         widen_state<DWK_F16>(share, raw);
     } else {
         widen_state<DWK_BF16>(share, raw);
