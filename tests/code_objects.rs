@@ -34,10 +34,13 @@ fn most_registers(role: Role) -> u32 {
         Role::PrefillCollect => 64,
         Role::Norm => 96,
         // Four waves per SIMD.
-        Role::Commit | Role::Conv | Role::NormBackward | Role::PrefillShort(_) => 128,
+        Role::Commit | Role::Conv | Role::NormBackward | Role::PrefillShort(..=96) => 128,
         // Three waves per SIMD: LDS does not hold more of summarise.
-        Role::DecodeNorm | Role::Decode(..=128) | Role::PrefillSummarise(..=128) => 168,
-        Role::PrefillPrepare | Role::BackwardPrepare => 208,
+        Role::DecodeNorm
+        | Role::Decode(..=128)
+        | Role::PrefillSummarise(..=128)
+        | Role::PrefillShort(_) => 168,
+        Role::PrefillPrepare => 208,
         Role::BackwardSums => 32,
         Role::Decode(_)
         | Role::PrefillSummarise(_)
@@ -45,6 +48,7 @@ fn most_registers(role: Role) -> u32 {
         | Role::PrefillScan(_)
         | Role::PrefillFused(_)
         | Role::PrefillFusedSummarise(_)
+        | Role::BackwardPrepare
         | Role::BackwardSummarise(_)
         | Role::BackwardWalk(_)
         | Role::BackwardGradients(_)

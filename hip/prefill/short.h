@@ -346,7 +346,8 @@ template <class T, int Keys> class ShortSequence {
         // A, P and T = (I - A)^-1, without the diagonals               [16, 16]
         const Tile decayed = decay(-rows_at(memory.gate_sum, at), -columns_at(memory.gate_sum, at));
         memory.block.put(0, block_of_a(decayed, columns_at(memory.minus_beta, at), kk), at);
-        p = rounded<T>(strictly_lower(block_of_p(decayed, kq), at));
+        // Complete here: beside the whole state, registers have no room for what P is made from.
+        p = arch::held(rounded<T>(strictly_lower(block_of_p(decayed, kq), at)));
         arch::wave_sync();
         math::invert_blocks(memory.block, math::UnitColumn(lane), lane, 0);
     }
