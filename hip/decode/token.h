@@ -80,7 +80,6 @@ struct RawGates {
 
 // Loads the gates of all tokens at once: thread t those of token t.
 DEVICE RawGates load_gates(const dwk_decode_args &x, const Work &at) {
-    static_assert(arch::lanes >= 16, "the most tokens");
     RawGates out{};
     const int token = at.first + min_of(member(), at.count - 1);
     out.g = x.g ? load_raw(x.g, token_offset(x.g_strides, at.sequence, token, at.head), x.g_type) : 0;
