@@ -1,9 +1,10 @@
 // Second kernel of segmented prefill: the state after each segment but the last,
 //   S_1 = N_0,   S_{i+1} = M_i S_i + N_i       S, N [K, 16 columns], M [K, K]
 // written in place of N_i. After a segment that forgets, N_i already is the state, so a chain ends there. One workgroup
-// per (sequence of more than two segments, value head, 16 value columns). A wave owns some rows of M, and S passes from
-// wave to wave through shared memory. M and S are sums of two bf16 numbers each (prefill/parts.h). Three of the four
-// products of these are computed, which is accurate to 2^-17. A single bf16 would lose the accuracy of a whole chunk.
+// per (sequence of more than two segments, value head, 16 value columns); some targets let it take several of these,
+// where the launch has fewer workgroups. A wave owns some rows of M, and S passes from wave to wave through shared
+// memory. M and S are sums of two bf16 numbers each (prefill/parts.h). Three of the four products of these are
+// computed, which is accurate to 2^-17. A single bf16 would lose the accuracy of a whole chunk.
 //
 // N, S [V, K] f32; M^T [K, K] as high and low bf16.
 #include "../prefill/chain.h"
@@ -28,12 +29,11 @@ DEVICE int next_that(bool forgets, const dwk_prefill_combine_args &x, int first,
     return count;
 }
 
-template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
-    SHARED static prefill::StateExchange<Keys> exchange;
-    arch::wait_for_previous_kernel();
-    arch::let_next_kernel_begin();
+// Combines one unit of work. Returns false past the end of the list, where all later units are, too.
+template <int Keys>
+DEVICE bool combine_unit(const dwk_prefill_combine_args &x, prefill::StateExchange<Keys> &exchange, int unit) {
     // Slabs of a (sequence, value head) read the same M, so they go to one die.
-    const dispatch::Dealt to = dispatch::dealt(arch::workgroup(), x.chains_count * x.value_heads, x.slabs, x.dies);
+    const dispatch::Dealt to = dispatch::dealt(unit, x.chains_count * x.value_heads, x.slabs, x.dies);
     const int chain = arch::uniform_value(to.unit / x.value_heads);
     const int first = min_of(max_of(arch::uniform(x.chains + 2 * chain), 0), x.summaries);
     const int count = min_of(arch::uniform(x.chains + 2 * chain + 1), x.summaries - first);
@@ -47,6 +47,22 @@ template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
             Chain<Keys>(x, exchange, first + begin - 1, head, to.member).run(segment - begin + 1);
         }
     }
+    return count > 0;
+}
+
+template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
+    SHARED static prefill::StateExchange<Keys> exchange;
+    arch::wait_for_previous_kernel();
+    arch::let_next_kernel_begin();
+    const int units = x.chains_count * x.value_heads * x.slabs;
+    int unit = arch::workgroup();
+#pragma unroll 1
+    do {
+        if (!combine_unit<Keys>(x, exchange, unit)) {
+            break;
+        }
+        unit = prefill::next_unit(unit);
+    } while (unit < units);
 }
 
 } // namespace

@@ -34,23 +34,25 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
     if constexpr (walks_units(Keys)) {
         const int units = x.items_count * x.value_heads * x.slabs;
         if (are_fewer_workgroups_than(units)) {
-            // Finds a unit of work. Returns whether it has chunks to walk; otherwise nothing is left to do for it.
             const auto locate = [&](int unit, Work &work, Segment &segment) __attribute__((always_inline)) {
                 work = work_of(x, unit);
                 segment = segment_of(x, work.item);
-                if (!segment.exists || (x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
-                    return false;
+                if (!segment.exists) {
+                    return Found::end;
+                }
+                if ((x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
+                    return Found::nothing;
                 }
                 if (is_padding(x, segment.sequence)) {
                     arch::wait_for_previous_kernel();
                     clear_outputs<Keys>(x, segment, work);
-                    return false;
+                    return Found::nothing;
                 }
-                return true;
+                return Found::chunks;
             };
             const auto walk_one = [&](const Segment &segment, const Work &work, auto &unit)
                                       __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work, unit); };
-            walk_units<T, Keys>(x, units, locate, walk_one);
+            walk_units<T, Keys, true>(x, units, locate, walk_one);
             return;
         }
     }

@@ -5,7 +5,8 @@
 //   M [K, K]   state after the segment, starting from the identity with v = 0
 // The first segment of a sequence starts from the initial state and needs no M; it stores the initial state in M's
 // place, for prefill_scan. If the gates forget the state before the segment (prefill/forget.h), M is 0 and is not
-// stored. The walk then skips leading chunks that do not influence the state after the segment.
+// stored. The walk then skips leading chunks that do not influence the state after the segment. Some targets let a
+// workgroup take several units of work, where the launch has fewer workgroups.
 //
 // k [T, HK, K], v [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] and M^T [K, K], or the initial state [V, K], f32.
 #include "../prefill/forget.h"
@@ -16,10 +17,11 @@ namespace {
 
 using namespace prefill;
 
-// Walks the chunks for columns of N or M, in the waves that hold the state.
-template <class T, int Keys>
+// Walks the chunks for columns of N or M, in the waves that hold the state. `units`: the place in the ring, where
+// workgroups take several units of work.
+template <class T, int Keys, class... Units>
 DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, int n_slabs,
-                              bool from_zeros) {
+                              Units &...units) {
     constexpr int column_tiles = StateLayout<Keys>::column_tiles;
     const bool of_m = work.slab >= n_slabs;
     const int slab = work.slab - (of_m ? n_slabs : 0);
@@ -42,11 +44,11 @@ DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &seg
         float *summary = summary_of(x, min_of(segment.summary, x.summaries - 1), work.head);
         store_matrix<Keys>(state, second_part(summary, x), column, columns, x.key_dim);
     }
-    if (from_zeros) {
+    if (segment.from_zeros) {
         clear_state<Keys>(state);
     }
-    Chunks<T, Keys, false> chunks(x, segment, work.head, work.key_head, of_m ? x.value_dim : wave_column,
-                                  column_offset);
+    Chunks<T, Keys, false> chunks(x, segment, work.head, work.key_head, of_m ? x.value_dim : wave_column, column_offset,
+                                  units...);
     chunks.begin(state);
     walk<T, Keys, false>(state, chunks, x, 0);
     chunks.finish();
@@ -61,35 +63,48 @@ DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &seg
 }
 
 template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &x) {
-    const Work work = work_of(x, arch::workgroup());
-    Segment segment = segment_of(x, work.item);
-    // Lists that the device made have fewer segments that another follows than workgroups are launched for.
-    if (!segment.exists || segment.last || !segment.summarised) {
-        arch::wait_for_previous_kernel();
-        return;
-    }
     // Slabs of N come first, then slabs of M.
     const int of_slab = slab_columns<Keys, false>();
     const int n_slabs = arch::uniform_value((x.value_dim + of_slab - 1) / of_slab);
-    if (work.slab >= n_slabs && segment.first) {
-        return;
-    }
-    arch::wait_for_previous_kernel();
-    arch::let_next_kernel_begin();
-    // Padding has no records and needs no summary. Marking it as forgotten makes combine skip it.
-    const bool padding = is_padding(x, segment.sequence);
-    bool from_zeros = false;
-    const bool forgotten = padding || forget(x, work.head, segment, from_zeros);
-    if (work.slab == n_slabs && arch::thread() == 0) {
-        *forgotten_by(x, min_of(segment.summary, x.summaries - 1), work.head) = forgotten;
-    }
-    if (padding || (work.slab >= n_slabs && forgotten)) {
-        return;
-    }
+    const auto locate = [&](int unit, Work &work, Segment &segment) __attribute__((always_inline)) {
+        work = work_of(x, unit);
+        segment = segment_of(x, work.item);
+        // Segments that another follows come first. In lists that the device made they are fewer than the launch has
+        // units for.
+        if (!segment.exists || segment.last) {
+            return Found::end;
+        }
+        if (!segment.summarised || (work.slab >= n_slabs && segment.first)) {
+            return Found::nothing;
+        }
+        arch::wait_for_previous_kernel();
+        arch::let_next_kernel_begin();
+        // Padding has no records and needs no summary. Marking it as forgotten makes combine skip it.
+        const bool padding = is_padding(x, segment.sequence);
+        const bool forgotten = padding || forget(x, work.head, segment, segment.from_zeros);
+        if (work.slab == n_slabs && arch::thread() == 0) {
+            *forgotten_by(x, min_of(segment.summary, x.summaries - 1), work.head) = forgotten;
+        }
+        return padding || (work.slab >= n_slabs && forgotten) ? Found::nothing : Found::chunks;
+    };
     // Columns beyond V count as zeros.
+    if constexpr (walks_units(Keys)) {
+        const int units = x.items_count * x.value_heads * x.slabs;
+        walk_units<T, Keys, false>(
+            x, units, locate, [&](const Segment &segment, const Work &work, auto &unit) __attribute__((always_inline)) {
+                summarise_columns<T, Keys>(x, segment, work, n_slabs, unit);
+            });
+        return;
+    }
+    Work work;
+    Segment segment;
+    if (locate(arch::workgroup(), work, segment) != Found::chunks) {
+        arch::wait_for_previous_kernel();
+        return;
+    }
     run_helper_waves<T, Keys, false>(x, segment, work);
     run_state_waves<Keys, false>(
-        [&]() __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs, from_zeros); });
+        [&]() __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs); });
 }
 
 } // namespace

@@ -10,6 +10,7 @@
 //   tiles_reloaded_after_use       whether a tile's registers are loaded again as soon as it is multiplied, else all
 //                                  loads precede the products
 //   combine_residency              residency for KERNEL
+//   next_unit(unit)                the next unit of work of a workgroup of combine, or a number that no unit has
 //   store_high_low<Keys>(m, to, column, K)
 //                                  stores M to a summary, as high and low numbers
 //   store_high_low(to, row, column, K, x)

@@ -61,6 +61,9 @@ DEVICE bool is_short(const dwk_prefill_scan_args &x, const Segment &segment) {
     return segment.first && segment.last && segment.end - segment.begin < x.least_tokens;
 }
 
+// What a unit of work is: chunks to walk; nothing (left) to do; or one past the end of the list, as all later ones are.
+enum class Found { chunks, nothing, end };
+
 // Work of a workgroup of scan or summarise.
 struct Work {
     int item;

@@ -17,7 +17,7 @@
 //   after_walk(x)                  x, used before and after a walk
 //   are_fewer_workgroups_than(units)
 //                                  whether the launch has fewer workgroups than units of work
-//   walk_units<T, Keys>(x, units, locate, f)
+//   walk_units<T, Keys, Outputs>(x, units, locate, f)
 //                                  the walks of a workgroup that takes several units of work, if walks_units(Keys)
 #pragma once
 
@@ -34,7 +34,7 @@ DEVICE int after_walk(int x) { return x; }
 #include "gfx9/walk.h"
 namespace prefill {
 DEVICE bool are_fewer_workgroups_than(int) { return false; }
-template <class T, int Keys, class Locate, class F>
+template <class T, int Keys, bool Outputs, class Locate, class F>
 DEVICE void walk_units(const dwk_prefill_scan_args &, int, const Locate &, const F &) {}
 } // namespace prefill
 #endif

@@ -58,6 +58,19 @@ pub fn layer(s: &LayerSpec, tokens: usize, sequences: usize, checked: bool) -> u
     each * (tokens as u128 * (channels + 2 * values) + sequences as u128 * states)
 }
 
+/// Least growth of [`resident`] over four rounds of so many calls, after a first round that does not count. A leak shows
+/// in every round; what an allocator cannot give back happens to be more or less.
+pub fn least_growth(calls: usize, mut call: impl FnMut()) -> u64 {
+    let mut round = || {
+        let before = resident();
+        (0..calls).for_each(|_| call());
+        resident().saturating_sub(before)
+    };
+    round();
+    let rounds = (0..4).map(|_| round());
+    rounds.min().expect("rounds")
+}
+
 /// Bytes of this process that are in memory, for tests on Linux. glibc keeps 10 to 30 MB of free memory for later allocations,
 /// by chance, so this function first lets it give them back.
 pub fn resident() -> u64 {

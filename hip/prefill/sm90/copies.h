@@ -247,7 +247,7 @@ template <int Keys, bool Outputs> class Copier : TokenCopier<Keys, Outputs, grou
         if (at.copied >= 0) {
             arch::await_copies();
             arch::publish_shared();
-            for (int g = 0; g < Stage::most_groups; ++g) {
+            for (int g = 0; g < groups_of_units(); ++g) {
                 Handover<Stage>::full(g, at.copied);
             }
         }
@@ -267,9 +267,11 @@ template <int Keys, bool Outputs> class Copier : TokenCopier<Keys, Outputs, grou
 
   private:
     static DEVICE_MEMBER int next_of(int stage) { return stage + 1 == Stage::count ? 0 : stage + 1; }
+    // Warpgroups that multiply where a workgroup walks several units. prefill_scan then has two.
+    static DEVICE_MEMBER int groups_of_units() { return Outputs ? Stage::most_groups : prefill::groups<Stage>(); }
     // Waits until all warpgroups have given back a stage.
     static DEVICE_MEMBER void wait_empty(int stage) {
-        for (int g = 0; g < Stage::most_groups; ++g) {
+        for (int g = 0; g < groups_of_units(); ++g) {
             Handover<Stage>::wait_empty(g, stage);
         }
     }

@@ -21,6 +21,7 @@ constexpr int matrices_held(int key_tiles) { return tiles_ahead(key_tiles) == ke
 constexpr bool tiles_reloaded_after_use = false;
 // Least number of workgroups of combine that share a multiprocessor.
 constexpr int combine_residency = 1;
+DEVICE int next_unit(int unit) { return unit + arch::workgroups(); }
 
 // Words of a block's high (or low) numbers, and the index of a block's first word.
 constexpr int part_words = arch::lanes * arch::operand_words;

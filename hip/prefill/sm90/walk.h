@@ -148,14 +148,14 @@ template <int Keys, bool Outputs, class F> DEVICE void run_state_waves(const F &
 
 DEVICE bool are_fewer_workgroups_than(int units) { return arch::workgroups() < units; }
 
-// Walks units workgroup(), workgroup() + workgroups(), ... of `units`. locate(unit, work, segment) says whether a unit
-// has chunks; f(segment, work, unit) then walks them, in the warps that multiply. Warps that copy run ahead into the
-// next unit.
-template <class T, int Keys, class Locate, class F>
+// Walks units workgroup(), workgroup() + workgroups(), ... of `units`. locate(unit, work, segment) says what a unit is;
+// f(segment, work, unit) walks one that has chunks, in the warps that multiply. Warps that copy run ahead into the next
+// unit.
+template <class T, int Keys, bool Outputs, class Locate, class F>
 DEVICE void walk_units(const dwk_prefill_scan_args &x, int units, const Locate &locate, const F &f) {
-    typedef prefill::Stage<Keys, true> Stage;
+    typedef prefill::Stage<Keys, Outputs> Stage;
     if (arch::wave() >= scan_waves * groups<Stage>()) {
-        typedef prefill::Copier<Keys, true> Copier;
+        typedef prefill::Copier<Keys, Outputs> Copier;
         arch::give_registers<copying_registers>();
         Copier::clear_stages();
         typename Copier::Place at;
@@ -163,8 +163,12 @@ DEVICE void walk_units(const dwk_prefill_scan_args &x, int units, const Locate &
         for (int unit = arch::workgroup(); unit < units; unit += arch::workgroups()) {
             Work work;
             Segment segment;
-            if (locate(unit, work, segment)) {
-                Copier(x, segment, work.head, work.key_head, work.slab * slab_columns<Keys, true>()).run(at);
+            const Found found = locate(unit, work, segment);
+            if (found == Found::end) {
+                break;
+            }
+            if (found == Found::chunks) {
+                Copier(x, segment, work.head, work.key_head, work.slab * slab_columns<Keys, Outputs>()).run(at);
             }
         }
         Copier::end(at);
@@ -176,7 +180,11 @@ DEVICE void walk_units(const dwk_prefill_scan_args &x, int units, const Locate &
     for (; at.unit < units; at.unit += arch::workgroups()) {
         Work work;
         Segment segment;
-        if (locate(at.unit, work, segment)) {
+        const Found found = locate(at.unit, work, segment);
+        if (found == Found::end) {
+            break;
+        }
+        if (found == Found::chunks) {
             f(segment, work, at);
         }
     }

@@ -334,6 +334,8 @@ impl Shape {
             scan_groups,
         ] = self.grids(counts).map(|groups| groups as u32);
         let walkers = self.fused_walkers(counts, scan_groups);
+        let [summarise_groups, combine_groups] =
+            self.summary_workgroups([summarise_groups, combine_groups]);
         // Segments that another segment follows come first in the items.
         let summarise = dwk_prefill_scan_args {
             items_count: counts.summaries as i32,

@@ -555,6 +555,26 @@ impl Shape {
         }
     }
 
+    /// Workgroups of summarise and of combine that are launched for so many units of work. Lists that the device makes
+    /// often have fewer, and starting workgroups that find none would take longer than a walk. So fewer are launched, and
+    /// each takes several units.
+    pub(super) fn summary_workgroups(&self, [summarise, combine]: [u32; 2]) -> [u32; 2] {
+        /// Workgroups for each compute unit: several, so that those of long walks take none besides.
+        const OF_SUMMARISE: usize = 3;
+        if self.guess.is_none() || self.target.units_chunks == 0 {
+            return [summarise, combine];
+        }
+        // Only these are compiled for that (`walks_units`).
+        let walks_units = (65..=128).contains(&self.spec.heads.key_dim);
+        [
+            match walks_units {
+                true => summarise.min((OF_SUMMARISE * self.compute_units) as u32),
+                false => summarise,
+            },
+            combine.min(self.compute_units as u32),
+        ]
+    }
+
     /// Workgroups of `prefill_fused` that share `units` of work, where each walks several. 0: each has one.
     pub(super) fn fused_walkers(&self, counts: Counts, units: u32) -> u32 {
         let most = self.target.fused_costs.units_chunks;
@@ -864,6 +884,24 @@ mod tests {
             let cdna = shape([16, 32], &lengths);
             assert_eq!(cdna.scan_workgroups(counts, 512, units), units);
         }
+    }
+
+    /// Some workgroups for each multiprocessor, where the device makes the list of segments.
+    #[test]
+    fn workgroups_of_summaries_take_several_units_of_lists_of_the_device() {
+        let known = on_an_h200([16, 32], &[8192; 4]);
+        let of_device = known.of_device().expect("a plan");
+        assert_eq!(known.summary_workgroups([4096, 1024]), [4096, 1024]);
+        assert_eq!(of_device.summary_workgroups([4096, 1024]), [396, 132]);
+        assert_eq!(of_device.summary_workgroups([128, 32]), [128, 32]);
+        assert_eq!(of_device.summary_workgroups([0, 0]), [0, 0]);
+        for keys in [64, 192] {
+            let mut other = of_device;
+            other.spec.heads.key_dim = keys;
+            assert_eq!(other.summary_workgroups([4096, 1024]), [4096, 132]);
+        }
+        let cdna = shape([16, 32], &[8192; 4]).of_device().expect("a plan");
+        assert_eq!(cdna.summary_workgroups([4096, 1024]), [4096, 1024]);
     }
 
     /// As many workgroups as compute units where there are more units of few chunks, whoever knows the lengths.
