@@ -11,7 +11,7 @@
 //   walk_threads<Keys, Outputs>()                 most threads of a workgroup, as the kernel is compiled
 //   walking_threads<Keys, Outputs>()              threads of a workgroup, as launched
 //   walk_residency<Keys, Outputs>()               residency for KERNEL
-//   walks_units(keys)                             whether workgroups of scan and summarise may take several units of work
+//   walks_units(keys)                             whether workgroups of scan and summarise may take several units
 //   SCAN_SHARED_BYTES(keys) SUMMARISE_SHARED_BYTES(keys)
 //                                                 declare the dynamic shared memory of a kernel; empty if it is static
 #pragma once
