@@ -393,11 +393,23 @@ fn hipcc_as_driver_makes_the_same_bytes() {
     }
 
     let _alone = compiles();
+    // Some kernels: the command line is that of all.
+    let few = ["commit", "decode", "gate", "norm", "prefill_lengths"];
+    let mut sources = sources();
+    sources.retain(|source| {
+        few.iter()
+            .any(|name| source.file_stem() == Some(OsStr::new(name)))
+    });
+    assert_eq!(sources.len(), few.len());
     // What the build script compiled with this clang need not be compiled again.
-    let expected =
-        embedded_by(&clang, arch).unwrap_or_else(|| compile_all(&clang, &sources(), arch, "clang"));
+    let expected = embedded_by(&clang, arch).map_or_else(
+        || compile_all(&clang, &sources, arch, "clang"),
+        |mut embedded| {
+            embedded.retain(|(name, _)| few.contains(&name.as_str()));
+            embedded
+        },
+    );
     let out = folder("hipcc");
-    let sources = sources();
     let names: Vec<_> = sources
         .iter()
         .map(|source| source.file_stem().expect("a source has a stem"))
