@@ -10,7 +10,7 @@ namespace decode {
 namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
 // Output row of V numbers, rounded to 16 bits, for this token and the one before.
-struct Row {
+struct __attribute__((aligned(16))) Row {
     float o[2][row_dim];
 };
 

@@ -89,6 +89,40 @@ fn the_device_cuts_as_the_host() {
     assert!(planned >= 3, "{planned} batches are cut");
 }
 
+/// More units of work than workgroups: some targets launch a few for each compute unit, and each takes several, with
+/// walks that gates make shorter or leave out.
+#[test]
+fn workgroups_take_several_summaries() {
+    let lengths = [64 * 9 + 5, 0, 64 * 12, 70, 64 * 7 + 1];
+    for (i, (k, v, segments, units, gates)) in [
+        (128, 128, 4, 1, Gates::Mixed),
+        (96, 192, 3, 2, Gates::Zero),
+        (128, 48, 4, 1, Gates::Strong),
+        (80, 144, 4, 3, Gates::Zero),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut case = split(spec(Dtype::Bf16, 1, 2, k, v), &lengths, units);
+        (case.spec.segments, case.gates) = (Some(segments), gates);
+        case.padding = 30;
+        case.initial = [Some(F32), None][i % 2];
+        case.final_state = Some(F32);
+        let plan = host_plan(&case);
+        assert!(plan.parts().contains(&Part::Combine));
+        assert!(plan.segments() >= lengths.len() + 6);
+        assert_device_cuts_as_host(&case, &format!("{k} x {v}, {units} units, {gates:?}"));
+    }
+    let mut case = split(spec(Dtype::F16, 1, 2, 128, 64), &lengths, 1);
+    (case.spec.segments, case.initial) = (Some(4), Some(F32));
+    let pool = PoolCase::new(F32, 6, &[4, 0, -1, 3, 1]);
+    let data = case.data();
+    let host = run_pool(&context(), &case, &data, &pool);
+    case.entry = Entry::Device { wide: false };
+    let device = run_pool(&context(), &case, &data, &pool);
+    assert_same_bits(&host, &device, "a pool with padding");
+}
+
 /// Every number of compute units that cuts a sequence otherwise: whole, in two without summaries, in more.
 #[test]
 fn one_long_sequence() {

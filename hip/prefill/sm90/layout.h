@@ -15,8 +15,8 @@ template <int Keys, bool Outputs> constexpr int walk_threads() {
 template <int Keys, bool Outputs> constexpr int walk_residency() { return 1; }
 // Whether prefill_scan may be launched for sequences that are cut in two without summaries (forget.h).
 constexpr bool early_starts = false;
-// Whether workgroups of prefill_scan take several units of work if a launch has fewer workgroups than units. They must
-// have two warpgroups that multiply.
+// Whether workgroups of prefill_scan and prefill_summarise take several units of work if a launch has fewer workgroups
+// than units. Those of prefill_scan must have two warpgroups that multiply.
 #ifdef PREFILL_FUSED
 constexpr bool walks_units(int) { return false; }
 #else
