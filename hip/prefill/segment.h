@@ -61,7 +61,8 @@ DEVICE bool is_short(const dwk_prefill_scan_args &x, const Segment &segment) {
     return segment.first && segment.last && segment.end - segment.begin < x.least_tokens;
 }
 
-// What a unit of work is: chunks to walk; nothing (left) to do; or one past the end of the list, as all later ones are.
+// A unit of work in the list of segments: it has chunks to walk, or nothing is left to do for it, or it lies past the
+// end of the list, as all later units do.
 enum class Found { chunks, nothing, end };
 
 // Work of a workgroup of scan or summarise.

@@ -28,6 +28,7 @@ mod rounds;
 mod shape;
 mod snapshots;
 mod states;
+mod workgroups;
 
 pub use backward::{BackwardTensors, PrefillBackward};
 use by_gates::{ByGates, Lists};
