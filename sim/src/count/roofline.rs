@@ -20,7 +20,9 @@ pub struct Point {
 }
 
 const WIDTH: f64 = 840.0;
+/// Of the axes and their names. A line for each kernel follows.
 const HEIGHT: f64 = 480.0;
+const LINE: f64 = 18.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 30.0;
 const TOP: f64 = 48.0;
@@ -65,8 +67,10 @@ pub fn svg(gpu: &Gpu, points: &[Point]) -> String {
         }
     }
     let axes = Axes { x, y };
+    let lines = drawn.len() + usize::from(!left_out.is_empty());
+    let height = HEIGHT + LINE * (lines + 1) as f64;
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     text(
@@ -106,19 +110,24 @@ pub fn svg(gpu: &Gpu, points: &[Point]) -> String {
             );
             let _ = write!(label, ", modelled {:.0}", reached(p, us));
         }
-        // Labels of kernels that lie close to each other take different heights.
-        let down = 16.0 * (i % 3) as f64;
-        let (anchor, dx) = if px > WIDTH * 0.6 {
-            ("end", -9.0)
-        } else {
-            ("start", 9.0)
-        };
-        text(&mut out, [px + dx, py + 14.0 + down], anchor, &label);
+        let line = HEIGHT + LINE * (i + 1) as f64;
+        let _ = writeln!(
+            out,
+            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"5\" fill=\"{colour}\"/>",
+            LEFT + 5.0,
+            line - 4.0
+        );
+        text(&mut out, [LEFT + 18.0, line], "start", &label);
     }
     if !left_out.is_empty() {
         let names: Vec<&str> = left_out.iter().map(|p| p.name.as_str()).collect();
         let line = format!("no matrix products: {}", names.join(", "));
-        text(&mut out, [WIDTH - RIGHT, 20.0], "end", &line);
+        text(
+            &mut out,
+            [LEFT, HEIGHT + LINE * lines as f64],
+            "start",
+            &line,
+        );
     }
     out += "</svg>\n";
     out
