@@ -14,6 +14,10 @@ struct Dealt {
 };
 
 DEVICE Dealt dealt(int workgroup, int units, int members, int dies) {
+    if constexpr (arch::Traits::one_die) {
+        const int unit = arch::uniform_value((u32)workgroup / (u32)members);
+        return Dealt{unit, workgroup - unit * members};
+    }
     const int turn = arch::uniform_value(workgroup / (dies * members));
     const int width = min_of(dies, units - turn * dies);
     const int within = workgroup - turn * (dies * members);

@@ -41,12 +41,11 @@ DEVICE int first_record(int token, int sequence) { return token / chunk + sequen
 DEVICE int sequence_of_record(const int32_t *cu_seqlens, int sequences, int record) {
     int low = 0, high = sequences;
     while (low < high) {
-        const int middle = (low + high + 1) / 2;
-        if (first_record(arch::uniform(cu_seqlens + middle), middle) <= record) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
+        const int step = (high - low + arch::lanes - 1) / arch::lanes;
+        const int probe = low + (arch::lane() + 1) * step;
+        const bool found = probe <= high && first_record(cu_seqlens[probe], probe) <= record;
+        low += step * __builtin_popcountll(arch::ballot(found));
+        high = min_of(high, low + step - 1);
     }
     return low;
 }

@@ -29,6 +29,7 @@ DEVICE float read_lane(float x, int from) { return bits<float>(read_lane(bits<in
 
 // x of the lane whose number differs by the bit `step`.
 DEVICE float exchanged(float x, int step) { return __nvvm_shfl_sync_bfly_f32(0xffffffff, x, step, 0x1f); }
+DEVICE int exchanged(int x, int step) { return __nvvm_shfl_sync_bfly_i32(0xffffffff, x, step, 0x1f); }
 
 // Number of this wave in its workgroup, equal in all its lanes.
 DEVICE int wave() { return read_lane(thread() / lanes, 0); }

@@ -161,12 +161,17 @@ DEVICE Tile multiply_transposed_f32(Tile x, Tile y, Tile c) {
     return Tile{out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};
 }
 
+// A tile as the sum of two bf16 operands.
+struct Parts {
+    Operand high, low;
+    DEVICE_MEMBER Parts(Tile x) : high(rounded<Bf16>(x)), low(rounded<Bf16>(x - widened<Bf16>(high))) {}
+    DEVICE_MEMBER Parts(Operand high, Operand low) : high(high), low(low) {}
+};
+
 // c + x^T y for accumulator tiles x and y, each as the sum of two bf16 numbers: accurate to 2^-16 of the greatest
 // terms, in half of the instructions of multiply_transposed_f32. Skips the product of the low parts.
-DEVICE Tile multiply_transposed_parts(Tile x, Tile y, Tile c) {
-    const Operand x_high = rounded<Bf16>(x), y_high = rounded<Bf16>(y);
-    const Operand x_low = rounded<Bf16>(x - widened<Bf16>(x_high)), y_low = rounded<Bf16>(y - widened<Bf16>(y_high));
-    return Bf16::mma(x_high, y_high, Bf16::mma(x_high, y_low, Bf16::mma(x_low, y_high, c)));
+DEVICE Tile multiply_transposed_parts(Parts x, Parts y, Tile c) {
+    return Bf16::mma(x.high, y.high, Bf16::mma(x.high, y.low, Bf16::mma(x.low, y.high, c)));
 }
 
 } // namespace arch

@@ -22,4 +22,14 @@ struct KeptTile {
     }
 };
 
+// The same for a tile as the sum of two bf16 operands.
+struct KeptParts {
+    i32x4 high[arch::lanes], low[arch::lanes];
+    DEVICE_MEMBER void put(arch::Parts x) {
+        high[arch::lane()] = x.high;
+        low[arch::lane()] = x.low;
+    }
+    DEVICE_MEMBER arch::Parts get() const { return arch::Parts(high[arch::lane()], low[arch::lane()]); }
+};
+
 } // namespace prefill

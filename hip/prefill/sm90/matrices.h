@@ -69,25 +69,34 @@ template <class T> struct Products {
 
   private:
     DEVICE_MEMBER void multiply_columns(const ChunkRows &rows, int column, const OwnBlocks &own, bool norm) {
-        const Operand first = rows.left_k(own.column(0), column), second = rows.left_k(own.column(2), column),
-                      below = rows.left_k(own.column(3), column);
-        Operand k, q;
-        for (int b = 0; b < blocks_of_warp; ++b) {
-            const Operand left = b < 2 ? first : b == 2 ? second : below;
-            if (b != 2) {
-                k = rows.right_k(own.row(b), column);
-                q = rows.right_q(own.row(b), column);
+        const Operand left = rows.left_k(own.column(0), column);
+        const Operand k = rows.right_k(own.row(0), column), q = rows.right_q(own.row(0), column);
+        add(0, left, k, q, norm);
+        const Operand next_k = rows.right_k(own.row(1), column), next_q = rows.right_q(own.row(1), column);
+        add(1, left, next_k, next_q, norm);
+        add(2, rows.left_k(own.column(2), column), next_k, next_q, false);
+        // The rows of the lower half of the chunk are those of the second warp's diagonal blocks.
+        if (own.half == 0) {
+            for (int b = 3; b < blocks_of_warp; ++b) {
+                add(b, left, rows.right_k(own.row(b), column), rows.right_q(own.row(b), column), false);
             }
-            if constexpr (T::rounds_finely) {
-                // Adds in f32, which rounds: the matrix unit would truncate the sum.
-                kk[b] += T::mma(left, k, Tile{});
-            } else {
-                kk[b] = T::mma(left, k, kk[b]);
-            }
-            kq[b] = T::mma(left, q, kq[b]);
-            if (norm && b < 2) {
-                qq[b] = T::mma(q, q, qq[b]);
-            }
+        } else {
+            const Operand below = rows.left_k(own.column(3), column);
+            add(3, below, k, q, false);
+            add(4, below, next_k, next_q, false);
+        }
+    }
+    // Adds products of 16 columns to block `b`.
+    DEVICE_MEMBER void add(int b, Operand left, Operand k, Operand q, bool norm) {
+        if constexpr (T::rounds_finely) {
+            // Adds in f32, which rounds: the matrix unit would truncate the sum.
+            kk[b] += T::mma(left, k, Tile{});
+        } else {
+            kk[b] = T::mma(left, k, kk[b]);
+        }
+        kq[b] = T::mma(left, q, kq[b]);
+        if (norm) {
+            qq[b] = T::mma(q, q, qq[b]);
         }
     }
 };
@@ -98,7 +107,8 @@ template <class T> class ChunkSolver {
     struct Memory {
         math::Blocks blocks;
         KeptTile kk[2][blocks_of_warp], kq[2][blocks_of_warp];
-        KeptTile inverse_below[2], below[2][2]; // written by one warp, read by both
+        math::SomeBlocks<1> joined;        // of the first warp, which reads it transposed
+        KeptParts inverse_below, below[2]; // written by the second warp; `below` is read by the first, the other by both
     };
     // `memory` overlays the rows of Q and K, which are no longer read.
     DEVICE_MEMBER ChunkSolver(const Products<T> &products, Memory &memory) : memory(memory), own(arch::wave()) {
@@ -131,43 +141,54 @@ template <class T> class ChunkSolver {
     }
 
   private:
-    // Computes this warp's blocks of T = (I - A)^-1 from the blocks of A (math/inverse.h), all transposed.
+    // Computes this warp's blocks of T = (I - A)^-1 from the blocks of A (math/inverse.h), all transposed. Products are
+    // of two bf16 parts: the rounding of T to 16 bits is far coarser.
     template <class Writer>
     DEVICE_MEMBER void invert(const Tile (&a)[blocks_of_warp], const Writer &write, LaneMap at, int lane) const {
+        typedef arch::Parts Parts;
+        using arch::multiply_transposed_parts;
         const int half = own.half;
         math::Blocks &blocks = memory.blocks;
         blocks.put(2 * half, a[0], at);
         blocks.put(2 * half + 1, a[2], at);
-        for (int i = 0; i < 2; ++i) {
-            memory.below[half][i].put(a[3 + i]);
+        const Parts below[2] = {Parts(a[3]), Parts(a[4])};
+        if (half == 1) {
+            for (int i = 0; i < 2; ++i) {
+                memory.below[i].put(below[i]);
+            }
         }
         arch::wave_sync();
         math::invert_blocks(blocks, math::UnitColumn(lane), lane, 2 * half);
         const Tile first = blocks.get(2 * half, at), second = blocks.get(2 * half + 1, at);
         write.put_t(2 * half, 2 * half, strictly_lower(first, at));
         write.put_t(2 * half + 1, 2 * half + 1, strictly_lower(second, at));
-        const Tile joined = math::join(a[1], blocks.get_transposed(2 * half, at), second);
+        const Tile joined = multiply_transposed_parts(
+            multiply_transposed_parts(a[1], blocks.get_transposed(2 * half, at), Tile{}), second, Tile{});
         write.put_t(2 * half + 1, 2 * half, joined);
-        memory.inverse_below[half].put(joined);
+        if (half == 0) {
+            memory.joined.put(0, joined, at);
+        } else {
+            memory.inverse_below.put(joined);
+        }
         arch::workgroup_sync();
 
         // w = A21 T11, one column of blocks per warp. In the first column T11 has two blocks.
-        using math::multiply_transposed;
-        const Tile t11 = blocks.get_transposed(half, at);
+        const Parts t11 = blocks.get_transposed(half, at);
         Tile w[2];
         for (int i = 0; i < 2; ++i) {
-            w[i] = multiply_transposed(a[3 + i], t11, Tile{});
+            w[i] = multiply_transposed_parts(below[i], t11, Tile{});
         }
         if (half == 0) {
-            const Tile t10 = math::transposed(joined, at);
+            const Parts t10 = memory.joined.get_transposed(0, at);
             for (int i = 0; i < 2; ++i) {
-                w[i] = multiply_transposed(memory.below[1][i].get(), t10, w[i]);
+                w[i] = multiply_transposed_parts(memory.below[i].get(), t10, w[i]);
             }
         }
-        write.put_t(2, half, multiply_transposed(w[0], blocks.get(2, at), Tile{}));
+        const Parts w0(w[0]), w1(w[1]);
+        write.put_t(2, half, multiply_transposed_parts(w0, blocks.get(2, at), Tile{}));
         write.put_t(3, half,
-                    multiply_transposed(w[1], blocks.get(3, at),
-                                        multiply_transposed(w[0], memory.inverse_below[1].get(), Tile{})));
+                    multiply_transposed_parts(w1, blocks.get(3, at),
+                                              multiply_transposed_parts(w0, memory.inverse_below.get(), Tile{})));
     }
 
     Memory &memory;

@@ -30,8 +30,13 @@ template <class T> class RecordWriter {
         const Operand operand = rounded<T>(transposed);
         const int row_bytes = (row + 1) * 32;
         char *at = matrix + lower_block(row, 0) * block_bytes + column * 32 + (u32)lane / 4 * row_bytes + lane % 4 * 4;
-        for (int i = 0; i < 4; ++i) {
-            *(int *)(at + i % 2 * 8 * row_bytes + i / 2 * 16) = operand[i];
+        // Neighbouring lanes exchange words. Each then stores eight bytes of a row, and four lanes store 32: memory
+        // takes parts of 32 bytes as slowly as all of them.
+        const bool odd = lane & 1;
+        at += odd ? 16 - 4 : 0;
+        for (int i = 0; i < 2; ++i) {
+            const int given = odd ? operand[i] : operand[i + 2], taken = arch::exchanged(given, 1);
+            *(i32x2 *)(at + i * 8 * row_bytes) = odd ? i32x2{taken, operand[i + 2]} : i32x2{operand[i], taken};
         }
     }
 
