@@ -65,14 +65,19 @@ impl Shape {
     }
 
     /// Workgroups of scan, of `threads` threads, that are launched for `units` of work: fewer where each walks several.
+    /// Units are dealt before anyone knows when they end, so a workgroup may have one long unit more than others. Long
+    /// segments are walked so only where each workgroup has many.
     pub(super) fn scan_workgroups(&self, counts: Counts, threads: u32, units: u32) -> u32 {
         let key_dim = self.spec.heads.key_dim;
         // Only these are compiled for that (`walks_units`).
         let wide = threads > self.target.scan(bucket_index(key_dim)).threads
             && (65..=128).contains(&key_dim);
-        let most = self.target.units_chunks;
-        match wide && most > 0 && counts.longest_chunks <= most {
-            true => units.min(self.compute_units as u32),
+        let short = self.target.units_chunks;
+        let groups = units.min(self.compute_units as u32);
+        let of_each = units.div_ceil(groups.max(1));
+        let most = short.max(of_each.saturating_mul(2).min(4 * short));
+        match wide && short > 0 && counts.longest_chunks <= most {
+            true => groups,
             false => units,
         }
     }
@@ -282,7 +287,7 @@ mod tests {
     use super::super::shape::tests::{cu_seqlens, on_an_h200, shape};
     use super::*;
 
-    /// One workgroup for each multiprocessor where all segments are short, as measured on an H200.
+    /// One workgroup for each multiprocessor where segments are short, or many and not long, as measured on an H200.
     #[test]
     fn workgroups_of_scan_walk_several_short_segments() {
         for (sequences, tokens, groups) in [
@@ -290,7 +295,13 @@ mod tests {
             (1024, 64, 132),
             (128, 256, 132),
             (2, 128, 64),
-            (128, 257, 4096),
+            (128, 257, 132),
+            (16, 512, 132),
+            (15, 512, 132),
+            (12, 512, 384),
+            (32, 1024, 132),
+            (24, 1024, 768),
+            (128, 1025, 4096),
             (8, 4096, 256),
         ] {
             let counts = Counts {
