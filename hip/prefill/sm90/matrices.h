@@ -108,8 +108,8 @@ template <class T> class ChunkSolver {
         math::Blocks blocks;
         KeptTile kk[2][blocks_of_warp], kq[2][blocks_of_warp];
         math::SomeBlocks<1> joined; // of the first warp, which reads it transposed
-        KeptParts inverse_below,
-            below[2]; // written by the second warp; `below` is read by the first, the other by both
+        // Written by the second warp. The first reads `below`, both read `inverse_below`.
+        KeptParts inverse_below, below[2];
     };
     // `memory` overlays the rows of Q and K, which are no longer read.
     DEVICE_MEMBER ChunkSolver(const Products<T> &products, Memory &memory) : memory(memory), own(arch::wave()) {
