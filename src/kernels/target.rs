@@ -15,8 +15,8 @@ pub struct Target {
     /// Workgroups of `prefill_scan`, for each of [`KEY_BUCKETS`].
     scan: [Walk; KEY_BUCKETS.len()],
     /// Most chunks of a segment with which a wide workgroup of `prefill_scan` walks several, for K from 65 to 128: only as
-    /// many are launched as there are compute units. Each loads its next segment while it finishes one. Up to four times as
-    /// many chunks where a workgroup has half as many segments. If this is not
+    /// many are launched as there are compute units. Each loads its next segment while it finishes one. Where the
+    /// host knows the lengths, also twice as many chunks as a workgroup has units of work, up to four times this. If it is not
     /// 0, workgroups of `prefill_summarise` and `prefill_combine` take several segments, too, where the device makes the
     /// list. 0: a workgroup walks one.
     pub(crate) units_chunks: u32,

@@ -101,15 +101,33 @@ template <class T> struct Products {
     }
 };
 
+// Factors of the inverse's products, and their place in shared memory: f32 where T is rounded finely, otherwise the sum
+// of two bf16 numbers.
+template <bool Finely> struct InverseFactor {
+    typedef Tile Factor;
+    typedef KeptTile Kept;
+    static DEVICE_MEMBER Tile multiply_transposed(Tile x, Tile y, Tile c) { return math::multiply_transposed(x, y, c); }
+};
+template <> struct InverseFactor<false> {
+    typedef arch::Parts Factor;
+    typedef KeptParts Kept;
+    static DEVICE_MEMBER Tile multiply_transposed(const Factor &x, const Factor &y, Tile c) {
+        return arch::multiply_transposed_parts(x, y, c);
+    }
+};
+
 // Computes T and P of one value head after the other.
 template <class T> class ChunkSolver {
+    typedef InverseFactor<T::rounds_finely> Inverse;
+    typedef typename Inverse::Factor Factor;
+
   public:
     struct Memory {
         math::Blocks blocks;
         KeptTile kk[2][blocks_of_warp], kq[2][blocks_of_warp];
         math::SomeBlocks<1> joined; // of the first warp, which reads it transposed
         // Written by the second warp. The first reads `below`, both read `inverse_below`.
-        KeptParts inverse_below, below[2];
+        typename Inverse::Kept inverse_below, below[2];
     };
     // `memory` overlays the rows of Q and K, which are no longer read.
     DEVICE_MEMBER ChunkSolver(const Products<T> &products, Memory &memory) : memory(memory), own(arch::wave()) {
@@ -142,17 +160,14 @@ template <class T> class ChunkSolver {
     }
 
   private:
-    // Computes this warp's blocks of T = (I - A)^-1 from the blocks of A (math/inverse.h), all transposed. Products are
-    // of two bf16 parts: the rounding of T to 16 bits is far coarser.
+    // Computes this warp's blocks of T = (I - A)^-1 from the blocks of A (math/inverse.h), all transposed.
     template <class Writer>
     DEVICE_MEMBER void invert(const Tile (&a)[blocks_of_warp], const Writer &write, LaneMap at, int lane) const {
-        typedef arch::Parts Parts;
-        using arch::multiply_transposed_parts;
         const int half = own.half;
         math::Blocks &blocks = memory.blocks;
         blocks.put(2 * half, a[0], at);
         blocks.put(2 * half + 1, a[2], at);
-        const Parts below[2] = {Parts(a[3]), Parts(a[4])};
+        const Factor below[2] = {Factor(a[3]), Factor(a[4])};
         if (half == 1) {
             for (int i = 0; i < 2; ++i) {
                 memory.below[i].put(below[i]);
@@ -163,8 +178,8 @@ template <class T> class ChunkSolver {
         const Tile first = blocks.get(2 * half, at), second = blocks.get(2 * half + 1, at);
         write.put_t(2 * half, 2 * half, strictly_lower(first, at));
         write.put_t(2 * half + 1, 2 * half + 1, strictly_lower(second, at));
-        const Tile joined = multiply_transposed_parts(
-            multiply_transposed_parts(a[1], blocks.get_transposed(2 * half, at), Tile{}), second, Tile{});
+        const Tile joined = Inverse::multiply_transposed(
+            Inverse::multiply_transposed(a[1], blocks.get_transposed(2 * half, at), Tile{}), second, Tile{});
         write.put_t(2 * half + 1, 2 * half, joined);
         if (half == 0) {
             memory.joined.put(0, joined, at);
@@ -174,22 +189,22 @@ template <class T> class ChunkSolver {
         arch::workgroup_sync();
 
         // w = A21 T11, one column of blocks per warp. In the first column T11 has two blocks.
-        const Parts t11 = blocks.get_transposed(half, at);
+        const Factor t11 = blocks.get_transposed(half, at);
         Tile w[2];
         for (int i = 0; i < 2; ++i) {
-            w[i] = multiply_transposed_parts(below[i], t11, Tile{});
+            w[i] = Inverse::multiply_transposed(below[i], t11, Tile{});
         }
         if (half == 0) {
-            const Parts t10 = memory.joined.get_transposed(0, at);
+            const Factor t10 = memory.joined.get_transposed(0, at);
             for (int i = 0; i < 2; ++i) {
-                w[i] = multiply_transposed_parts(memory.below[i].get(), t10, w[i]);
+                w[i] = Inverse::multiply_transposed(memory.below[i].get(), t10, w[i]);
             }
         }
-        const Parts w0(w[0]), w1(w[1]);
-        write.put_t(2, half, multiply_transposed_parts(w0, blocks.get(2, at), Tile{}));
+        const Factor w0(w[0]), w1(w[1]);
+        write.put_t(2, half, Inverse::multiply_transposed(w0, blocks.get(2, at), Tile{}));
         write.put_t(3, half,
-                    multiply_transposed_parts(w1, blocks.get(3, at),
-                                              multiply_transposed_parts(w0, memory.inverse_below.get(), Tile{})));
+                    Inverse::multiply_transposed(w1, blocks.get(3, at),
+                                                 Inverse::multiply_transposed(w0, memory.inverse_below.get(), Tile{})));
     }
 
     Memory &memory;

@@ -66,7 +66,7 @@ impl Shape {
 
     /// Workgroups of scan, of `threads` threads, that are launched for `units` of work: fewer where each walks several.
     /// Units are dealt before anyone knows when they end, so a workgroup may have one long unit more than others. Long
-    /// segments are walked so only where each workgroup has many.
+    /// segments are walked so only where each workgroup has many, and where the host knows the lengths.
     pub(super) fn scan_workgroups(&self, counts: Counts, threads: u32, units: u32) -> u32 {
         let key_dim = self.spec.heads.key_dim;
         // Only these are compiled for that (`walks_units`).
@@ -75,7 +75,11 @@ impl Shape {
         let short = self.target.units_chunks;
         let groups = units.min(self.compute_units as u32);
         let of_each = units.div_ceil(groups.max(1));
-        let most = short.max(of_each.saturating_mul(2).min(4 * short));
+        let most = match self.guess {
+            None => short.max(of_each.saturating_mul(2).min(4 * short)),
+            // The mean length decides then.
+            Some(_) => short,
+        };
         match wide && short > 0 && counts.longest_chunks <= most {
             true => groups,
             false => units,
@@ -316,6 +320,11 @@ mod tests {
             let shape_of = on_an_h200([16, 32], &lengths);
             assert_eq!(shape_of.scan_workgroups(counts, 384, units), groups);
             assert_eq!(shape_of.scan_workgroups(counts, 256, units), units);
+            // Mean lengths say less.
+            let of_device = shape_of.of_device().expect("a plan");
+            let few = counts.longest_chunks <= 4;
+            let expected = if few { groups } else { units };
+            assert_eq!(of_device.scan_workgroups(counts, 384, units), expected);
             let cdna = shape([16, 32], &lengths);
             assert_eq!(cdna.scan_workgroups(counts, 512, units), units);
         }
