@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../kernel_args.h"
+#include "../tensor/last_sequence.h"
 #include "channels.h"
 
 namespace conv {
@@ -43,21 +44,7 @@ DEVICE int token_at(const dwk_conv_args &x, int index) {
 
 DEVICE int first_block(const dwk_conv_args &x, int token, int sequence) { return (token >> x.block_log2) + sequence; }
 
-// Sequence of a block, of `sequences`: the last whose first block is at most `block`. `begins_by(n)` says whether that
-// of sequence n, not 0, is. `sequences` for rows past all sequences. Every lane asks for another sequence at once: a
-// load from memory takes long.
-template <class BeginsBy> DEVICE int last_sequence(int sequences, BeginsBy begins_by) {
-    int low = 0, high = sequences;
-    while (low < high) {
-        const int step = (high - low + arch::lanes - 1) / arch::lanes, asked = low + (arch::lane() + 1) * step;
-        // The first ones: in wrong lengths others may follow, and the answer must have begun.
-        const u64 not_yet = ~arch::ballot(asked <= high && begins_by(asked));
-        const int count = not_yet ? __builtin_ctzll(not_yet) : arch::lanes;
-        low += count * step;
-        high = min_of(high, low + step - 1);
-    }
-    return low;
-}
+// Sequence of a block; `sequences` for rows past all sequences.
 DEVICE int sequence_of(const dwk_conv_args &x, int block) {
     return last_sequence(x.sequences, [&](int n) __attribute__((always_inline)) {
         const int token =

@@ -37,7 +37,7 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
             const auto locate = [&](int unit, Work &work, Segment &segment) __attribute__((always_inline)) {
                 work = work_of(x, unit);
                 segment = segment_of(x, work.item);
-                // Not `end`: a loop that can be left early needs registers that the walk has not, and spills.
+                // Not `Found::end`: if the loop over units can be left early, ptxas spills registers of the walk.
                 if (!segment.exists || (x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
                     return Found::nothing;
                 }

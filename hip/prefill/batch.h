@@ -6,6 +6,7 @@
 
 #include "../arch/contract.h"
 #include "../kernel_args.h"
+#include "../tensor/last_sequence.h"
 #include "narrow.h"
 
 namespace prefill {
@@ -39,15 +40,8 @@ DEVICE int first_record(int token, int sequence) { return token / chunk + sequen
 // Sequence of a record: the last sequence whose first record is at most `record`. `sequences` if the record is past all
 // sequences.
 DEVICE int sequence_of_record(const int32_t *cu_seqlens, int sequences, int record) {
-    int low = 0, high = sequences;
-    while (low < high) {
-        const int step = (high - low + arch::lanes - 1) / arch::lanes;
-        const int probe = low + (arch::lane() + 1) * step;
-        const bool found = probe <= high && first_record(cu_seqlens[probe], probe) <= record;
-        low += step * __builtin_popcountll(arch::ballot(found));
-        high = min_of(high, low + step - 1);
-    }
-    return low;
+    return last_sequence(
+        sequences, [&](int n) __attribute__((always_inline)) { return first_record(cu_seqlens[n], n) <= record; });
 }
 
 // log2 of bounds on how much each chunk scales the norm of a state, for a value head, from `record` on.

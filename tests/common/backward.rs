@@ -471,8 +471,8 @@ pub fn judge_backward(
         // Gates that forget leave gradients near the least f32. Their errors are relative to 2^-100 at least.
         let size =
             (exact[i].iter().map(|x| x * x).sum::<f64>() / exact[i].len().max(1) as f64).sqrt();
-        // Those of A_log and dt_bias are sums over all tokens, in which terms may cancel. Their errors are relative to
-        // a sum of as many terms of random signs at least.
+        // Gradients of A_log and dt_bias are sums over all tokens, in which terms may cancel. Errors are relative to the
+        // root of the sum of squared terms, if that is greater. Terms of A_log are at least as great as those of dt_bias.
         let terms = match i {
             5 | 6 => exact[3].iter().map(|x| x * x).sum::<f64>() / exact[i].len().max(1) as f64,
             _ => 0.0,

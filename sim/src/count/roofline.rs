@@ -20,7 +20,7 @@ pub struct Point {
 }
 
 const WIDTH: f64 = 840.0;
-/// Of the axes and their names. A line for each kernel follows.
+/// Height of the axes with their names. Below them each kernel has a line of text, `LINE` high.
 const HEIGHT: f64 = 480.0;
 const LINE: f64 = 18.0;
 const LEFT: f64 = 70.0;
