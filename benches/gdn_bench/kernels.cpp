@@ -24,7 +24,10 @@ void enqueue(const Stream &stream, const Kernel &kernel, int64_t workgroups, Arg
         throw Failure(kernel.name + " takes " + std::to_string(kernel.argument_bytes) +
                       " bytes of arguments, and this program was compiled for " + std::to_string(sizeof arguments) +
                       ": kernels and program are of different versions");
-    void *parameters[] = {&arguments};
+    // Descriptions of tensors, which some kernels for NVIDIA GPUs take: 0, so that they do without. Other kernels do
+    // not read a second argument.
+    alignas(64) char maps[DWK_TOKEN_MAPS_BYTES] = {};
+    void *parameters[] = {&arguments, maps};
     check(hipModuleLaunchKernel(kernel.function, static_cast<unsigned>(workgroups), 1, 1, kernel.threads, 1, 1,
                                 kernel.shared_bytes, stream.handle(), parameters, nullptr),
           "hipModuleLaunchKernel", kernel.name);

@@ -172,6 +172,12 @@ impl Hip {
         matches!(self.provider, Provider::Cuda)
     }
 
+    /// Describes a tensor to kernels that copy boxes of it. `None`: the device is no NVIDIA GPU, or the driver does not
+    /// take the tensor's address or strides.
+    pub fn tensor_map(&self, tensor: &cuda::BoxedTensor) -> Option<cuda::TensorMap> {
+        self.is_cuda().then(|| cuda::tensor_map(tensor)).flatten()
+    }
+
     /// Launches a kernel that may begin while earlier kernels of the stream still end. The kernel itself waits for them
     /// (`griddepcontrol.wait`). HIP runtimes have no such launch: there it is
     /// [`hipModuleLaunchKernel`](Hip::hipModuleLaunchKernel).

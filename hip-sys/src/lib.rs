@@ -37,6 +37,7 @@ pub use ccl::{
     CCL_VARIABLE, Ccl, CclError, NCCL_IN_PROGRESS, NCCL_SUCCESS, NCCL_UINT8, ncclComm_t,
     ncclConfig_t, ncclUniqueId,
 };
+pub use cuda::{BoxedTensor, TensorMap};
 pub use error::{Attempt, HipError, LoadError};
 pub use hip::{Hip, Resolver};
 pub use load::{CUDA, LIBRARY_VARIABLE};

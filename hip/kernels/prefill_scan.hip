@@ -16,8 +16,8 @@ using namespace prefill;
 
 // Walks a segment in all waves of the workgroup.
 template <class T, int Keys>
-DEVICE void walk_segment(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
-    run_helper_waves<T, Keys, true>(x, segment, work);
+DEVICE void walk_segment(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, Maps maps) {
+    run_helper_waves<T, Keys, true>(x, segment, work, maps);
     run_state_waves<Keys, true>([&]() __attribute__((always_inline)) {
         if constexpr (orders_loads(Keys)) {
             // Narrow slabs take less time a chunk, so they need the next one sooner, wherever it comes from.
@@ -30,7 +30,7 @@ DEVICE void walk_segment(const dwk_prefill_scan_args &x, const Segment &segment,
     });
 }
 
-template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
+template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x, Maps maps) {
     if constexpr (walks_units(Keys)) {
         const int units = x.items_count * x.value_heads * x.slabs;
         if (are_fewer_workgroups_than(units)) {
@@ -50,7 +50,7 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
             };
             const auto walk_one = [&](const Segment &segment, const Work &work, auto &unit)
                                       __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work, unit); };
-            walk_units<T, Keys, true>(x, units, locate, walk_one);
+            walk_units<T, Keys, true>(x, maps, units, locate, walk_one);
             return;
         }
     }
@@ -69,18 +69,20 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x) {
     if constexpr (early_starts) {
         if (is_half(x, segment) && !divide(x, segment, work.head)) {
             walk_whole(x, segment, work);
-            walk_segment<T, narrow(Keys)>(arch::reread(x), segment, work);
+            walk_segment<T, narrow(Keys)>(arch::reread(x), segment, work, maps);
             return;
         }
     }
-    walk_segment<T, Keys>(early_starts ? arch::reread(x) : x, segment, work);
+    walk_segment<T, Keys>(early_starts ? arch::reread(x) : x, segment, work, maps);
 }
 
 } // namespace
 
 #define SCAN(name, type, keys)                                                                                         \
     KERNEL((prefill::walk_threads<keys, true>()), (prefill::walk_residency<keys, true>()))                             \
-    void dw_prefill_scan_##name##_k##keys(dwk_prefill_scan_args x) { scan<type, keys>(x); }
+    void dw_prefill_scan_##name##_k##keys(dwk_prefill_scan_args x MAPS_PARAMETER) {                                    \
+        scan<type, keys>(x, MAPS_OF(dw_prefill_scan_##name##_k##keys));                                                \
+    }
 
 SCAN_SHARED_BYTES(64)
 SCAN_SHARED_BYTES(96)

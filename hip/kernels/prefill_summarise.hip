@@ -62,7 +62,7 @@ DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &seg
     }
 }
 
-template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &x) {
+template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &x, Maps maps) {
     // Slabs of N come first, then slabs of M.
     const int of_slab = slab_columns<Keys, false>();
     const int n_slabs = arch::uniform_value((x.value_dim + of_slab - 1) / of_slab);
@@ -91,9 +91,9 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
     if constexpr (walks_units(Keys)) {
         const int units = x.items_count * x.value_heads * x.slabs;
         walk_units<T, Keys, false>(
-            x, units, locate, [&](const Segment &segment, const Work &work, auto &unit) __attribute__((always_inline)) {
-                summarise_columns<T, Keys>(x, segment, work, n_slabs, unit);
-            });
+            x, maps, units, locate,
+            [&](const Segment &segment, const Work &work, auto &unit)
+                __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs, unit); });
         return;
     }
     Work work;
@@ -102,7 +102,7 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
         arch::wait_for_previous_kernel();
         return;
     }
-    run_helper_waves<T, Keys, false>(x, segment, work);
+    run_helper_waves<T, Keys, false>(x, segment, work, maps);
     run_state_waves<Keys, false>(
         [&]() __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs); });
 }
@@ -111,7 +111,9 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
 
 #define SUMMARISE(name, type, keys)                                                                                    \
     KERNEL((prefill::walk_threads<keys, false>()), (prefill::walk_residency<keys, false>()))                           \
-    void dw_prefill_summarise_##name##_k##keys(dwk_prefill_scan_args x) { summarise<type, keys>(x); }
+    void dw_prefill_summarise_##name##_k##keys(dwk_prefill_scan_args x MAPS_PARAMETER) {                               \
+        summarise<type, keys>(x, MAPS_OF(dw_prefill_summarise_##name##_k##keys));                                      \
+    }
 
 SUMMARISE_SHARED_BYTES(64)
 SUMMARISE_SHARED_BYTES(96)

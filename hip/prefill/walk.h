@@ -10,14 +10,16 @@
 //       .left()                    tokens left in the segment
 //       .finish()                  after the last chunk
 //   ChunksOfHbm<T, Keys>           the same with outputs and another order of loads, if orders_loads(Keys)
-//   run_helper_waves<T, Keys, Outputs>(x, segment, work)
+//   Maps, MAPS_PARAMETER, MAPS_OF(kernel)
+//                                  descriptions of q, k and v that the host gives to a kernel, if any
+//   run_helper_waves<T, Keys, Outputs>(x, segment, work, maps)
 //                                  runs the waves that do not hold the state and ends them; returns in the others
 //   run_state_waves<Keys, Outputs>(f)
 //                                  runs f() in the waves that hold the state
 //   after_walk(x)                  x, used before and after a walk
 //   are_fewer_workgroups_than(units)
 //                                  whether the launch has fewer workgroups than units of work
-//   walk_units<T, Keys, Outputs>(x, units, locate, f)
+//   walk_units<T, Keys, Outputs>(x, maps, units, locate, f)
 //                                  the walks of a workgroup that takes several units of work, if walks_units(Keys)
 #pragma once
 
@@ -31,11 +33,12 @@ template <class T, int Keys> using ChunksOfHbm = Chunks<T, Keys>;
 DEVICE int after_walk(int x) { return x; }
 } // namespace prefill
 #else
+#include "gfx9/maps.h"
 #include "gfx9/walk.h"
 namespace prefill {
 DEVICE bool are_fewer_workgroups_than(int) { return false; }
 template <class T, int Keys, bool Outputs, class Locate, class F>
-DEVICE void walk_units(const dwk_prefill_scan_args &, int, const Locate &, const F &) {}
+DEVICE void walk_units(const dwk_prefill_scan_args &, Maps, int, const Locate &, const F &) {}
 } // namespace prefill
 #endif
 

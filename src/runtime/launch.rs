@@ -23,9 +23,27 @@ impl Context {
         threads: u32,
         arguments: &A,
     ) -> Result<()> {
+        // SAFETY: the caller keeps the contract.
+        unsafe { self.launch_with(stream, kernel, workgroups, threads, arguments, ptr::null()) }
+    }
+
+    /// Launches a kernel with its argument struct and what `maps` points to, which only kernels for NVIDIA GPUs that
+    /// copy boxes of tensors take.
+    ///
+    /// # Safety
+    /// As [`Context::launch`]. `maps` is valid for reads of what the kernel takes.
+    pub(crate) unsafe fn launch_with<A>(
+        &self,
+        stream: &Stream,
+        kernel: Kernel<A>,
+        workgroups: u32,
+        threads: u32,
+        arguments: &A,
+        maps: *const c_void,
+    ) -> Result<()> {
         let function = self.function(kernel);
-        let mut parameters: [*mut c_void; 1] = [ptr::from_ref(arguments).cast_mut().cast()];
-        // SAFETY: the function is loaded; the runtime copies the one argument, whose size the code object states.
+        let mut parameters = [ptr::from_ref(arguments).cast_mut().cast(), maps.cast_mut()];
+        // SAFETY: the function is loaded; the runtime copies the arguments, whose sizes the code object states.
         let launched = unsafe {
             self.hip().hipModuleLaunchKernel(
                 function.handle,
@@ -47,7 +65,7 @@ impl Context {
     /// Launches a kernel that may begin before earlier kernels of the stream end. It must wait for them itself.
     ///
     /// # Safety
-    /// As [`Context::launch`], and the kernel calls `wait_for_previous_kernel`.
+    /// As [`Context::launch_with`], and the kernel calls `wait_for_previous_kernel`.
     pub(crate) unsafe fn launch_overlapping<A>(
         &self,
         stream: &Stream,
@@ -55,9 +73,10 @@ impl Context {
         workgroups: u32,
         threads: u32,
         arguments: &A,
+        maps: *const c_void,
     ) -> Result<()> {
         let function = self.function(kernel);
-        let mut parameters: [*mut c_void; 1] = [ptr::from_ref(arguments).cast_mut().cast()];
+        let mut parameters = [ptr::from_ref(arguments).cast_mut().cast(), maps.cast_mut()];
         // SAFETY: as in `launch`.
         let launched = unsafe {
             self.hip().launch_overlapping(

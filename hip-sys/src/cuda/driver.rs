@@ -195,6 +195,7 @@ functions! {
     fn cuFuncSetAttribute(function: Handle, attribute: c_uint, value: c_int);
     fn cuLaunchKernel(function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void);
     fn cuLaunchKernelEx(config: *const LaunchConfig, function: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void);
+    fn cuTensorMapEncodeTiled(map: *mut c_void, data_type: c_uint, rank: c_uint, address: *mut c_void, dimensions: *const u64, strides: *const u64, of_box: *const c_uint, element_strides: *const c_uint, interleave: c_uint, swizzle: c_uint, promotion: c_uint, fill: c_uint);
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: *mut c_int, function: Handle, block_size: c_int, dynamic_shared_bytes: usize);
 }
 

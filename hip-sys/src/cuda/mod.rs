@@ -6,6 +6,7 @@
 //! | a call's surroundings: initialisation, context, last error | `state.rs` |
 //! | the HIP functions | `device.rs`, `memory.rs`, `stream.rs`, `module.rs` |
 //! | attributes and properties of devices | `attributes.rs` |
+//! | tensors of which kernels copy boxes | `boxes.rs` |
 //!
 //! Handles are the driver's own: a `hipStream_t` is a `CUstream`, device memory a `CUdeviceptr`. They can be exchanged
 //! with other users of the device's primary context, such as the CUDA runtime and libraries built on it. HIP's current
@@ -16,6 +17,7 @@
 //! code that HIP lacks keeps the driver's number and name.
 
 mod attributes;
+mod boxes;
 mod device;
 mod driver;
 mod memory;
@@ -27,6 +29,8 @@ use core::ffi::c_void;
 
 use crate::address_of_function;
 
+pub(crate) use boxes::tensor_map;
+pub use boxes::{BoxedTensor, TensorMap};
 pub(crate) use driver::{Driver, LIBRARY};
 pub(crate) use module::launch_overlapping;
 pub(crate) use state::last_failure;

@@ -146,6 +146,14 @@ DEVICE void copy_bulk(u32 to, const char *from, int bytes, u32 at) {
                  "l"(__builtin_bit_cast(u64, from)), "r"(bytes), "r"(at)
                  : "memory");
 }
+// Starts a copy of a box of a tensor (hip-sys/src/cuda/boxes.rs) from an element on. `map`: its description. The phase
+// of the barrier at `at` waits for it.
+DEVICE void copy_box(u32 to, u64 map, int column, int head, int token, int sequence, u32 at) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(map), "r"(column), "r"(head), "r"(token), "r"(sequence), "r"(at)
+                 : "memory");
+}
 // Groups the copies of this thread since the last call. await_copies<Pending> waits for all but the last groups.
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending> DEVICE void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }

@@ -116,6 +116,10 @@ template <int Pending> DEVICE void await_products() {
 // bytes.
 DEVICE u64 described(u32 shared) { return 1ull << 62 | 64ull << 32 | 1ull << 16 | shared >> 4; }
 
+// Descriptor of a left operand of 16 columns without permutation: eight rows of eight elements are contiguous, those of
+// the next eight columns follow, then the next eight rows.
+DEVICE u64 described_blocks(u32 shared) { return 16ull << 32 | 8ull << 16 | shared >> 4; }
+
 // Makes the writes of this thread to shared memory visible to asynchronous products.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

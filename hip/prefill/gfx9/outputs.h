@@ -5,6 +5,7 @@
 #include "../recurrence.h"
 #include "../segment.h"
 #include "exchange.h"
+#include "maps.h"
 #include "record.h"
 #include "rows.h"
 
@@ -194,7 +195,7 @@ template <class T, int Keys> class OutputChunks {
 
 // Runs the output waves, which end here. The waves that hold the state return.
 template <class T, int Keys, bool Outputs>
-DEVICE void run_helper_waves(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+DEVICE void run_helper_waves(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, Maps) {
     if constexpr (Outputs) {
         if (arch::wave() < scan_waves) {
             arch::set_priority<1>();

@@ -37,7 +37,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
           thread(registers_are_short(Keys) ? arch::opaque(thread_of_group()) : thread_of_group()),
           v(memory + slots.values + Stage::v + group<Stage>() * panel_bytes), at(thread & (arch::lanes - 1)),
           keys(arch::described(shared_address(memory) + slots.keys)),
-          matrices(arch::described(shared_address(memory) + slots.matrices)) {}
+          matrices(Stage::lower_described(shared_address(memory) + slots.matrices)) {}
 
     // R = K S0                                                       [64, 16] in `read`
     // O = Q S0                                                       [64, 16], complete after finish_reads
@@ -259,7 +259,8 @@ template <class T, int Keys, bool Outputs> class Chunk {
         pin(x);
         arch::begin_products();
         for (int c = 0; c < tiles; ++c) {
-            T::template multiply_async<false>(a.at, x[c][0], column_tile(matrices, matrix, c), true);
+            T::template multiply_async<false>(a.at, x[c][0], matrices + ((matrix + c * Stage::lower_column_bytes) >> 4),
+                                              true);
         }
         arch::commit_products();
     }

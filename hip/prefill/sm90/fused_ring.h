@@ -24,6 +24,10 @@ template <int Keys, bool Outputs> struct Stage {
     static constexpr u32 t = 0;
     static constexpr u32 p = t + panel_bytes;
     static constexpr u32 matrix_bytes = p + (Outputs ? panel_bytes : 0);
+    // T and P: rows of 128 bytes.
+    static constexpr u32 lower_column_bytes = 32;
+    static DEVICE_MEMBER constexpr u32 lower_place(int row, int group) { return swizzled(row, group); }
+    static DEVICE_MEMBER u64 lower_described(u32 shared) { return arch::described(shared); }
     static constexpr u32 v = 0;
     static constexpr u32 value_bytes = most_groups * panel_bytes;
     // Offsets in the ring.

@@ -19,27 +19,45 @@ template <int Keys, bool Outputs> struct Stage {
     static constexpr u32 p = t + panel_bytes;
     static constexpr u32 v = p + (Outputs ? panel_bytes : 0);
     static constexpr u32 rows = v + most_groups * panel_bytes;
+    static constexpr u32 full = rows + 2048 - 8; // barrier in shared memory (Handover)
+    static_assert(rows + row_factors * chunk * 4 + 16 <= full, "row factors fit");
     static constexpr u32 bytes = rows + 2048; // a multiple of 1024, the period of the permutation
     static constexpr int count = 3 * bytes + 1024 <= arch::Traits::shared_bytes ? 3 : 2;
     static constexpr u32 dynamic_bytes = count * bytes + 1024; // 1024 for alignment
-};
-static_assert(row_factors * chunk * 4 + 16 <= 2048, "row factors fit");
 
-// Barriers that hand a full stage of the ring from the copying warps to each warpgroup, and back when it has been read.
+    // T and P: columns of 16x16 blocks. Eight rows of eight elements are contiguous. Place of eight elements of a row.
+    static constexpr u32 lower_column_bytes = chunk * 16 * 2;
+    static DEVICE_MEMBER constexpr u32 lower_place(int row, int group) {
+        return group / 2 * lower_column_bytes + row / 8 * 256 + group % 2 * 128 + row % 8 * 16;
+    }
+    static DEVICE_MEMBER u64 lower_described(u32 shared) { return arch::described_blocks(shared); }
+};
+
+// Barriers that hand a stage of the ring over: one in shared memory, which the copies to the stage complete, and named
+// ones, which give the stage back when a warpgroup has read it.
 template <class Stage> struct Handover {
-    static DEVICE_MEMBER void wait_full(int group, int stage) {
+    // Called by all threads of a workgroup before its first chunk.
+    static DEVICE_MEMBER void begin() {
+        if (arch::thread() == 0) {
+            for (int i = 0; i < Stage::count; ++i) {
+                arch::phases_begin(full(i), scan_waves);
+            }
+            arch::publish_phases();
+        }
+        arch::workgroup_sync();
+    }
+    // Barrier of the copies to a stage.
+    static DEVICE_MEMBER u32 full(int stage) { return at(stage) + Stage::full; }
+    // Waits for them. `number`: chunks that were in the stage before this one.
+    static DEVICE_MEMBER void wait_full(int stage, int number) { arch::phase_wait(full(stage), number); }
+    static DEVICE_MEMBER void wait_empty(int group, int stage) {
         arch::barrier_wait(id(group, stage), 2 * group_threads);
     }
-    static DEVICE_MEMBER void full(int group, int stage) { arch::barrier_arrive(id(group, stage), 2 * group_threads); }
-    static DEVICE_MEMBER void wait_empty(int group, int stage) {
-        arch::barrier_wait(id(group, 3 + stage), 2 * group_threads);
-    }
-    static DEVICE_MEMBER void empty(int group, int stage) {
-        arch::barrier_arrive(id(group, 3 + stage), 2 * group_threads);
-    }
+    static DEVICE_MEMBER void empty(int group, int stage) { arch::barrier_arrive(id(group, stage), 2 * group_threads); }
 
   private:
-    static DEVICE_MEMBER int id(int group, int which) { return 1 + 6 * group + which; }
+    static DEVICE_MEMBER int id(int group, int stage) { return 1 + 3 * group + stage; }
+    static DEVICE_MEMBER u32 at(int stage) { return shared_address(ring()) + stage * Stage::bytes; }
 };
 
 // Reads the ring chunk by chunk, in the warps of one warpgroup that multiply.
@@ -47,7 +65,7 @@ template <class Stage> class RingReader {
   public:
     DEVICE_MEMBER explicit RingReader(int group) : group(group) {}
     // Waits until the chunk is there.
-    DEVICE_MEMBER void wait() const { Handover<Stage>::wait_full(group, stage); }
+    DEVICE_MEMBER void wait() const { Handover<Stage>::wait_full(stage, round); }
     DEVICE_MEMBER Slots slots() const {
         const u32 at = stage * Stage::bytes;
         return Slots{at, at, at, at + Stage::rows};
@@ -71,12 +89,15 @@ template <class Stage> class RingReader {
     // Goes on to the next chunk.
     DEVICE_MEMBER void advance() {
         before = stage;
-        stage = stage + 1 == Stage::count ? 0 : stage + 1;
+        if (++stage == Stage::count) {
+            stage = 0;
+            ++round;
+        }
     }
 
   private:
     int group;
-    int stage = 0, before = -1;
+    int stage = 0, before = -1, round = 0;
 };
 
 // A unit of work of a workgroup that walks several, and its place in the ring.

@@ -27,6 +27,9 @@ using arch::store_shared;
 template <class Stage> DEVICE int groups() { return Stage::most_groups == 1 ? 1 : arch::threads() / group_threads - 1; }
 template <class Stage> DEVICE int group() { return groups<Stage>() == 1 ? 0 : arch::wave() / scan_waves; }
 
+// Barrier of the four copying warps.
+DEVICE void copying_warps_sync() { arch::barrier_wait(13, group_threads); }
+
 // Address of the ring, aligned to 1024 bytes.
 DEVICE char *ring() { return dw_dynamic_shared + (-shared_address(dw_dynamic_shared) & 1023); }
 

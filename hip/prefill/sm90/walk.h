@@ -1,7 +1,8 @@
 // Walk over chunks on sm_90a: implements ../walk.h.
 #pragma once
 
-#include "copies.h"
+#include "copier.h"
+#include "maps.h"
 #include "step.h"
 
 namespace prefill {
@@ -117,15 +118,16 @@ static_assert(copying_registers + 2 * shared_registers <= 3 * 168 && copying_reg
 
 // Runs the copy warps, which end here. The other warps return.
 template <class T, int Keys, bool Outputs>
-DEVICE void run_helper_waves(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work) {
+DEVICE void run_helper_waves(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, Maps maps) {
     typedef prefill::Stage<Keys, Outputs> Stage;
+    Handover<Stage>::begin();
     if (arch::wave() < scan_waves * groups<Stage>()) {
         return;
     }
     if constexpr (Stage::most_groups > 1) {
         arch::give_registers<copying_registers>();
     }
-    Copier<Keys, Outputs>(x, segment, work.head, work.key_head, work.slab * slab_columns<Keys, Outputs>()).run();
+    Copier<Keys, Outputs>(x, maps, segment, work, work.slab * slab_columns<Keys, Outputs>()).run();
     arch::end_wave();
 }
 
@@ -152,8 +154,9 @@ DEVICE bool are_fewer_workgroups_than(int units) { return arch::workgroups() < u
 // f(segment, work, unit) walks one that has chunks, in the warps that multiply. Warps that copy run ahead into the next
 // unit.
 template <class T, int Keys, bool Outputs, class Locate, class F>
-DEVICE void walk_units(const dwk_prefill_scan_args &x, int units, const Locate &locate, const F &f) {
+DEVICE void walk_units(const dwk_prefill_scan_args &x, Maps maps, int units, const Locate &locate, const F &f) {
     typedef prefill::Stage<Keys, Outputs> Stage;
+    Handover<Stage>::begin();
     if (arch::wave() >= scan_waves * groups<Stage>()) {
         typedef prefill::Copier<Keys, Outputs> Copier;
         arch::give_registers<copying_registers>();
@@ -168,7 +171,7 @@ DEVICE void walk_units(const dwk_prefill_scan_args &x, int units, const Locate &
                 break;
             }
             if (found == Found::chunks) {
-                Copier(x, segment, work.head, work.key_head, work.slab * slab_columns<Keys, Outputs>()).run(at);
+                Copier(x, maps, segment, work, work.slab * slab_columns<Keys, Outputs>()).run(at);
             }
         }
         Copier::end(at);

@@ -2,6 +2,9 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::OnceLock;
+
+use hip_sys::{BoxedTensor, TensorMap};
 
 use super::plan::{self, Counts};
 use super::shape::Shape;
@@ -10,6 +13,7 @@ use super::{Part, PrefillTensors, snapshots};
 use crate::abi::{
     self, dwk_prefill_by_gates, dwk_prefill_combine_args, dwk_prefill_fused_args, dwk_prefill_item,
     dwk_prefill_prepare_args, dwk_prefill_scan_args, dwk_prefill_short_args, dwk_state_strides,
+    dwk_token_strides,
 };
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
@@ -86,10 +90,63 @@ pub(crate) struct LaunchArguments {
     scan: dwk_prefill_scan_args,
     scan_groups: u32,
     scan_threads: u32,
+    /// For scan and summarise on NVIDIA GPUs; made at the first launch.
+    maps: OnceLock<TokenMaps>,
     short: dwk_prefill_short_args,
     short_groups: u32,
     /// `prefill_fused`, where it has the arguments above: on the fused path.
     fused: FusedArguments,
+}
+
+/// q, k and v as kernels for NVIDIA GPUs copy them to shared memory: chunks of 64 tokens and 64 columns of a head.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct TokenMaps {
+    tensors: [TensorMap; 3],
+    /// 1: the maps can be used. Otherwise the kernels copy without them, which tensors of any strides allow.
+    usable: u64,
+}
+
+const _: () = assert!(size_of::<TokenMaps>() == abi::DWK_TOKEN_MAPS_BYTES as usize);
+
+impl TokenMaps {
+    fn new(x: &dwk_prefill_scan_args, context: &Context) -> TokenMaps {
+        let map = |address, strides: dwk_token_strides, heads: i32, columns: i32| {
+            // A sequence's tokens follow those of the one before, if it has no stride.
+            let sequences = if strides.sequence == 0 {
+                1
+            } else {
+                x.sequences
+            };
+            // A dimension of one element may have any stride.
+            let bytes = |stride: i64, count: i32| match count {
+                1 => Some(16),
+                _ => u64::try_from(2 * stride).ok(),
+            };
+            let tensor = BoxedTensor {
+                address,
+                dimensions: [columns, heads, x.tokens, sequences].map(|n| n as u64),
+                strides: [
+                    bytes(strides.head, heads)?,
+                    bytes(strides.token, x.tokens)?,
+                    bytes(strides.sequence, sequences)?,
+                ],
+                of_box: [64, 1, 64, 1],
+            };
+            context.hip().tensor_map(&tensor)
+        };
+        let tensors = || {
+            Some([
+                map(x.q, x.q_strides, x.key_heads, x.key_dim)?,
+                map(x.k, x.k_strides, x.key_heads, x.key_dim)?,
+                map(x.v, x.v_strides, x.value_heads, x.value_dim)?,
+            ])
+        };
+        match tensors() {
+            Some(tensors) => TokenMaps { tensors, usable: 1 },
+            None => TokenMaps::default(),
+        }
+    }
 }
 
 /// Waves of a workgroup of `prefill_fused` that prepare a chunk each, where its chunks are few.
@@ -369,6 +426,7 @@ impl Shape {
             scan,
             scan_groups: self.scan_workgroups(counts, scan_division.threads, scan_groups),
             scan_threads: scan_division.threads,
+            maps: OnceLock::new(),
             short,
             short_groups: short_groups as u32,
             fused: FusedArguments {
@@ -452,6 +510,7 @@ impl Shape {
         );
         let scan = (kernels.scan, x.scan_groups, x.scan_threads);
         let to = (context, stream, part);
+        let maps = ptr::from_ref(x.maps.get_or_init(|| TokenMaps::new(&x.scan, context))).cast();
         let args = |prepare, scan| dwk_prefill_fused_args {
             prepare,
             scan,
@@ -491,7 +550,7 @@ impl Shape {
                 launch(to, prepare, &x.prepare)?;
             }
             if wants(Part::Summarise) && split && x.summarise_groups > 0 {
-                launch(to, summarise, &x.summarise)?;
+                launch_with(to, summarise, &x.summarise, maps)?;
             }
             if let Some(kernel) = kernels.fused_summarise
                 && wants(Part::FusedSummarise)
@@ -506,7 +565,7 @@ impl Shape {
                 launch(to, combine, &x.combine)?;
             }
             if wants(Part::Scan) && split && x.scan_groups > 0 {
-                launch(to, scan, &x.scan)?;
+                launch_with(to, scan, &x.scan, maps)?;
             }
             if !x.fused.first {
                 fused()?;
@@ -522,17 +581,31 @@ impl Shape {
 /// # Safety
 /// As for [`Context::launch`].
 unsafe fn launch<A>(
+    to: (&Context, &Stream, Part),
+    kernel: (Kernel<A>, u32, u32),
+    arguments: &A,
+) -> Result<()> {
+    // SAFETY: the caller keeps the contract.
+    unsafe { launch_with(to, kernel, arguments, ptr::null()) }
+}
+
+/// The same for a kernel that may take maps.
+///
+/// # Safety
+/// As for [`Context::launch_with`].
+unsafe fn launch_with<A>(
     (context, stream, part): (&Context, &Stream, Part),
     (kernel, workgroups, threads): (Kernel<A>, u32, u32),
     arguments: &A,
+    maps: *const c_void,
 ) -> Result<()> {
     // SAFETY: the caller keeps the contract; every kernel of a prefill waits for the kernel before.
     unsafe {
         match part {
             Part::Whole => {
-                context.launch_overlapping(stream, kernel, workgroups, threads, arguments)
+                context.launch_overlapping(stream, kernel, workgroups, threads, arguments, maps)
             }
-            _ => context.launch(stream, kernel, workgroups, threads, arguments),
+            _ => context.launch_with(stream, kernel, workgroups, threads, arguments, maps),
         }
     }
 }

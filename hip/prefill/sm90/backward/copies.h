@@ -64,6 +64,9 @@ class RowsToCopy {
     bool aligned;
 };
 
+// Row of blocks that contains lower block `block`.
+DEVICE constexpr int tile_row(int block) { return block >= 6 ? 3 : block >= 3 ? 2 : block >= 1 ? 1 : 0; }
+
 // Fills the ring for one walk.
 template <class T, int Keys, bool Reverse> class WalkCopier {
     typedef WalkStage<Keys> Stage;
