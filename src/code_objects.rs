@@ -77,10 +77,16 @@ pub fn why_missing(arch: &str) -> String {
     }
 }
 
+/// Format of `kernels.txt`. Changed with the meaning of a line, and whenever a launch needs what older programs do not
+/// give.
+const LIST_FORMAT: u32 = 2;
+
 /// Writes every code object to `folder/ARCH/NAME.co` (PTX: `NAME.ptx`; machine code of NVIDIA GPUs: `NAME.cubin`), for programs that launch the kernels
 /// themselves, such as `benches/gdn_bench.cpp`. Also writes `kernels.txt`, which describes launches of a prefill
-/// without segments. It has one line per kernel: name, file, threads of a workgroup, value columns of a workgroup (0:
-/// all), bytes of shared memory that the launch requests, bytes of arguments (`hip/kernel_args.h`).
+/// without segments. Its first line is `format 2`: a program that knows another format must refuse the list. Each
+/// further line describes a kernel: name, file, threads of a workgroup, value columns of a workgroup (0: all), bytes of
+/// shared memory that the launch requests, bytes of its argument struct (`hip/kernel_args.h`), bytes of a second
+/// argument (0: there is none). A second argument may be all zeros; it is aligned to 64 bytes.
 ///
 /// # Errors
 /// Errors of the file system. Files of these names are overwritten.
@@ -89,7 +95,7 @@ pub fn save(folder: &Path) -> io::Result<()> {
         let folder = folder.join(arch);
         fs::create_dir_all(&folder)?;
         let target = Target::of(arch);
-        let mut list = String::new();
+        let mut list = format!("format {LIST_FORMAT}\n");
         for code in for_arch(arch) {
             let extension = match is_nvidia(arch) {
                 true if code.is_elf() => "cubin",
@@ -104,9 +110,10 @@ pub fn save(folder: &Path) -> io::Result<()> {
                 }
                 let (threads, columns) = (target.threads(row.role), target.columns(row.role));
                 let shared = target.shared_bytes(row.role);
+                let second = target.second_argument_bytes(row.role);
                 let _ = writeln!(
                     list,
-                    "{} {file} {threads} {columns} {shared} {}",
+                    "{} {file} {threads} {columns} {shared} {} {second}",
                     row.name, row.argument_bytes
                 );
             }

@@ -132,12 +132,28 @@ fn kernels_of_another_version_are_not_launched() {
     deltawave::code_objects::save(&old).expect("the kernels are written");
     let list = old.join("gfx942/kernels.txt");
     let lines = fs::read_to_string(&list).expect("the list");
-    let grown: String = lines.lines().map(|line| format!("{line}6\n")).collect();
-    fs::write(&list, grown).expect("the list");
-    let output = bench.run_with(&old, &["--shape", "1,1,64"]);
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let said = text(&output.stdout);
-    assert!(said.contains("of different versions"), "{said}");
+    let (format, kernels) = lines.split_once('\n').expect("lines");
+    let with = |line: &str, number: usize, to: &str| {
+        let mut words: Vec<_> = line.split(' ').collect();
+        words[number] = to;
+        words.join(" ") + "\n"
+    };
+    let changed =
+        |number, to| -> String { kernels.lines().map(|line| with(line, number, to)).collect() };
+    let other = [
+        // Another argument struct, a larger second argument, and another format of the list.
+        format!("{format}\n{}", changed(5, "16")),
+        format!("{format}\n{}", changed(6, "512")),
+        format!("format 1\n{kernels}"),
+        kernels.to_owned(),
+    ];
+    for list_of_another_version in other {
+        fs::write(&list, &list_of_another_version).expect("the list");
+        let output = bench.run_with(&old, &["--shape", "1,1,64"]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(said.contains("of different versions"), "{said}");
+    }
 }
 
 #[test]

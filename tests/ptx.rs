@@ -49,6 +49,20 @@ fn number_after(text: &str, key: &str) -> Option<u32> {
     digits.parse().ok()
 }
 
+/// A kernel has a second parameter of that many bytes, aligned to 64; none, if they are 0.
+fn assert_second_parameter(name: &str, entry: &str, bytes: usize) {
+    let parameters = entry.split(')').next().unwrap_or_default();
+    let declared = parameters.matches(".param ").count();
+    if bytes == 0 {
+        assert_eq!(declared, 1, "{name}: {parameters}");
+        return;
+    }
+    assert_eq!(declared, 2, "{name}: {parameters}");
+    // The kernels' assembly names it so (hip/prefill/sm90/maps.h).
+    let second = format!(".param .align 64 .b8 {name}_param_1[{bytes}]");
+    assert!(parameters.contains(&second), "{name}: {parameters}");
+}
+
 #[test]
 fn ptx_divides_work_as_the_host_launches_it() {
     let Some(objects) = compile("launch") else {
@@ -69,6 +83,7 @@ fn ptx_divides_work_as_the_host_launches_it() {
             assert_eq!(row.object, stem, "{name}");
             let threads = target.most_threads(row.role);
             assert_eq!(number_after(entry, ".maxntid"), Some(threads), "{name}");
+            assert_second_parameter(name, entry, target.second_argument_bytes(row.role));
             if let Role::PrefillScan(keys)
             | Role::PrefillSummarise(keys)
             | Role::PrefillFused(keys)

@@ -10,6 +10,9 @@
 namespace bench {
 namespace {
 
+// First line of a list of kernels that this program can launch (`code_objects::save`).
+const char *const list_format = "format 2";
+
 // Chunks of all sequences, at most: their own, rounded up where they lie unfavourably.
 int64_t slots(const Shape &s) { return s.tokens() / DWK_CHUNK + s.sequences(); }
 
@@ -24,9 +27,12 @@ void enqueue(const Stream &stream, const Kernel &kernel, int64_t workgroups, Arg
         throw Failure(kernel.name + " takes " + std::to_string(kernel.argument_bytes) +
                       " bytes of arguments, and this program was compiled for " + std::to_string(sizeof arguments) +
                       ": kernels and program are of different versions");
-    // Descriptions of tensors, which some kernels for NVIDIA GPUs take: 0, so that they do without. Other kernels do
-    // not read a second argument.
+    // Descriptions of tensors for the copy engine of NVIDIA GPUs: zeros, so that the kernel copies without it.
     alignas(64) char maps[DWK_TOKEN_MAPS_BYTES] = {};
+    if (kernel.second_argument_bytes > sizeof maps)
+        throw Failure(kernel.name + " takes a second argument of " + std::to_string(kernel.second_argument_bytes) +
+                      " bytes, and this program knows one of " + std::to_string(sizeof maps) +
+                      ": kernels and program are of different versions");
     void *parameters[] = {&arguments, maps};
     check(hipModuleLaunchKernel(kernel.function, static_cast<unsigned>(workgroups), 1, 1, kernel.threads, 1, 1,
                                 kernel.shared_bytes, stream.handle(), parameters, nullptr),
@@ -123,12 +129,16 @@ Kernels::Kernels(const std::string &folder, const Device &device)
                       " writes it, where the program was built with DELTAWAVE_ARCHS=" + arch);
     std::map<std::string, size_t> loaded;
     std::string line;
+    if (!std::getline(list, line) || line != list_format)
+        throw Failure(list_ + " begins with '" + line + "', not '" + list_format +
+                      "': kernels and program are of different versions");
     while (std::getline(list, line)) {
         std::istringstream words(line);
         Kernel k;
         std::string file;
-        if (!(words >> k.name >> file >> k.threads >> k.columns >> k.shared_bytes >> k.argument_bytes))
-            throw Failure(list_ + ": not a kernel, its file and four numbers: " + line);
+        if (!(words >> k.name >> file >> k.threads >> k.columns >> k.shared_bytes >> k.argument_bytes >>
+              k.second_argument_bytes))
+            throw Failure(list_ + ": not a kernel, its file and five numbers: " + line);
         const auto [entry, is_new] = loaded.try_emplace(file, modules_.size());
         if (is_new)
             modules_.emplace_back(folder + "/" + arch + "/" + file);

@@ -17,6 +17,7 @@ struct Kernel {
     uint32_t columns = 0;      // value columns of a workgroup; 0: it does not divide them
     uint32_t shared_bytes = 0; // that the launch asks for
     size_t argument_bytes = 0;
+    size_t second_argument_bytes = 0; // 0: it takes one argument
 };
 
 // The kernels of an architecture, from a folder that `deltawave info --save-kernels` wrote.

@@ -172,8 +172,9 @@ impl Hip {
         matches!(self.provider, Provider::Cuda)
     }
 
-    /// Describes a tensor to kernels that copy boxes of it. `None`: the device is no NVIDIA GPU, or the driver does not
-    /// take the tensor's address or strides.
+    /// Describes a tensor to kernels that copy boxes of it. `None`: the runtime is not the CUDA driver, the tensor breaks a
+    /// limit of [`BoxedTensor`](cuda::BoxedTensor), or the driver refuses it or lacks the function. The last error
+    /// (`hipGetLastError`) stays as it was.
     pub fn tensor_map(&self, tensor: &cuda::BoxedTensor) -> Option<cuda::TensorMap> {
         self.is_cuda().then(|| cuda::tensor_map(tensor)).flatten()
     }

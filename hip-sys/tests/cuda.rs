@@ -774,6 +774,41 @@ fn no_devices() {
     assert_eq!(error.code(), Some(hipError_t::hipErrorNoDevice));
 }
 
+/// A tensor of 4 heads of 128 columns, 100 tokens and 2 sequences.
+const TENSOR: cuda::BoxedTensor = cuda::BoxedTensor {
+    address: core::ptr::without_provenance(0x1000),
+    dimensions: [128, 4, 100, 2],
+    strides: [256, 1024, 102_400],
+    of_box: [1, 64, 1],
+};
+
+#[test]
+fn tensors_are_described() {
+    let Some((fake, _turn)) = Fake::get() else {
+        return;
+    };
+    let described = fake.hip.tensor_map(&TENSOR);
+    let words = core::array::from_fn(|i| i as u64 + 1);
+    assert_eq!(described, Some(cuda::TensorMap(words)));
+    // Type 1: 16 bits; then each dimension's elements, bytes to the next, elements of a box, every element of it; then
+    // interleave, the 128-byte swizzle, promotion to 256 bytes of L2, zeros past the end.
+    let call = "0:cuTensorMapEncodeTiled(1, 1000, 128/0/64/1 4/256/1/1 100/1024/64/1 2/102400/1/1 , 0 3 3 0)";
+    assert_eq!(fake.log(), [call]);
+
+    // What the driver would refuse is not asked for.
+    let unaligned = cuda::BoxedTensor {
+        strides: [256, 1030, 102_400],
+        ..TENSOR
+    };
+    assert_eq!(fake.hip.tensor_map(&unaligned), None);
+    assert_eq!(fake.log(), [""; 0]);
+
+    fake.fail(c"cuTensorMapEncodeTiled", 1);
+    assert_eq!(fake.hip.tensor_map(&TENSOR), None);
+    assert_eq!(fake.log(), [call]);
+    unsafe { fake.hip.hipGetLastError() }.expect("a refusal is no error of the device");
+}
+
 #[test]
 fn a_driver_that_lacks_functions() {
     let Some(path) = compile("cuda-old", "fake_cuda.c", "libcuda.so.1", &["-DOLD"]) else {
@@ -793,6 +828,8 @@ fn lacking_functions() {
         error.to_string(),
         "libcuda.so.1 has no function cuMemsetD32Async, which hipMemsetD32Async needs"
     );
+    assert_eq!(hip.tensor_map(&TENSOR), None);
+    unsafe { hip.hipGetLastError() }.expect("the function is not needed");
     let mut p = hipDeviceProp_tR0600::zeroed();
     unsafe { hip.hipGetDevicePropertiesR0600(&mut p, 0) }.expect("properties without an UUID");
     assert_eq!((p.uuid, p.arch_name().as_str()), ([0; 16], "sm_90a"));

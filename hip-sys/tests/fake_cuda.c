@@ -517,6 +517,22 @@ int cuLaunchKernelEx(const struct launch_config *x, void *function, void **param
     return 0;
 }
 
+#ifndef OLD
+int cuTensorMapEncodeTiled(uint64_t *map, unsigned type, unsigned rank, void *address, const uint64_t *dimensions,
+                           const uint64_t *strides, const unsigned *of_box, const unsigned *element_strides,
+                           unsigned interleave, unsigned swizzle, unsigned promotion, unsigned fill) {
+    char lists[256];
+    size_t at = 0;
+    for (unsigned i = 0; i < rank; i++)
+        at += snprintf(lists + at, sizeof(lists) - at, "%llu/%llu/%u/%u ", (unsigned long long)dimensions[i],
+                       (unsigned long long)(i ? strides[i - 1] : 0), of_box[i], element_strides[i]);
+    CALL("%u, %llx, %s, %u %u %u %u", type, NUMBER(address), lists, interleave, swizzle, promotion, fill);
+    for (unsigned i = 0; i < 16; i++)
+        map[i] = i + 1;
+    return 0;
+}
+#endif
+
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int size, size_t shared) {
     CALL("%llx, %d, %zu", NUMBER(function), size, shared);
     *blocks = 5;

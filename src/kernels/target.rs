@@ -2,6 +2,7 @@
 //! the planner of segments. Tests compare the code objects with them.
 
 use super::{BACKWARD_BUCKETS, FUSED_BUCKETS, KEY_BUCKETS, Role};
+use crate::abi;
 
 /// Launch parameters of an architecture's kernels.
 #[derive(Debug, PartialEq)]
@@ -22,6 +23,9 @@ pub struct Target {
     pub(crate) units_chunks: u32,
     /// Workgroups of `prefill_summarise`, for each of [`KEY_BUCKETS`].
     summarise: [Walk; KEY_BUCKETS.len()],
+    /// Whether `prefill_scan` and `prefill_summarise` take descriptions of q, k and v, with which the copy engine (TMA) reads
+    /// them, as a second argument.
+    takes_maps: bool,
     /// Workgroups of `prefill_fused`, for each of the first [`FUSED_BUCKETS`] of [`KEY_BUCKETS`].
     fused: [Walk; FUSED_BUCKETS],
     /// Workgroups of `prefill_fused_summarise`, likewise.
@@ -189,6 +193,7 @@ static CDNA: Target = {
         scan: [SCAN; KEY_BUCKETS.len()],
         units_chunks: 0,
         summarise: [WALK; KEY_BUCKETS.len()],
+        takes_maps: false,
         fused: [FUSED; FUSED_BUCKETS],
         fused_summarise: [FUSED; FUSED_BUCKETS],
         decode_norm_rows: usize::MAX,
@@ -314,6 +319,7 @@ static SM90: Target = {
             walk(256, 130_048),
             walk(256, 154_624),
         ],
+        takes_maps: true,
         fused: [fused(164_784), fused(230_320), fused(230_320)],
         fused_summarise: [fused(107_440), fused(140_208), fused(140_208)],
         // A workgroup of whole rows has a multiprocessor for itself. Measured on an H200, layers of 32 value heads without
@@ -502,6 +508,16 @@ impl Target {
                     .shared_bytes
             }
             _ => self.walk(role).map_or(0, |walk| walk.shared_bytes),
+        }
+    }
+
+    /// Bytes of a kernel's second argument; 0: it has none. With zeros in all of them a kernel computes the same.
+    pub fn second_argument_bytes(&self, role: Role) -> usize {
+        match role {
+            Role::PrefillScan(_) | Role::PrefillSummarise(_) if self.takes_maps => {
+                abi::DWK_TOKEN_MAPS_BYTES as usize
+            }
+            _ => 0,
         }
     }
 

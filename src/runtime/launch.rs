@@ -7,11 +7,18 @@ use hip_sys::hipStream_t;
 
 use super::context::Context;
 use super::stream::Stream;
+use crate::abi;
 use crate::error::Result;
 use crate::kernels::Kernel;
 
+/// A second argument of zeros, which every kernel that takes one accepts.
+#[repr(C, align(64))]
+struct Zeros([u8; abi::DWK_TOKEN_MAPS_BYTES as usize]);
+
+static ZEROS: Zeros = Zeros([0; abi::DWK_TOKEN_MAPS_BYTES as usize]);
+
 impl Context {
-    /// Launches a kernel with its argument struct.
+    /// Launches a kernel with its argument struct, and zeros as a second argument if it takes one.
     ///
     /// # Safety
     /// The pointers in `arguments` are valid for all accesses of the kernel.
@@ -24,14 +31,28 @@ impl Context {
         arguments: &A,
     ) -> Result<()> {
         // SAFETY: the caller keeps the contract.
-        unsafe { self.launch_with(stream, kernel, workgroups, threads, arguments, ptr::null()) }
+        unsafe {
+            self.launch_with(
+                stream,
+                kernel,
+                workgroups,
+                threads,
+                arguments,
+                Self::no_maps(),
+            )
+        }
     }
 
-    /// Launches a kernel with its argument struct and what `maps` points to, which only kernels for NVIDIA GPUs that
-    /// copy boxes of tensors take.
+    /// A second argument for kernels that shall copy without descriptions of tensors.
+    pub(crate) fn no_maps() -> *const c_void {
+        (&raw const ZEROS).cast()
+    }
+
+    /// Launches a kernel with its argument struct and, if it takes a second argument, what `maps` points to
+    /// ([`Target::second_argument_bytes`](crate::kernels::Target::second_argument_bytes)).
     ///
     /// # Safety
-    /// As [`Context::launch`]. `maps` is valid for reads of what the kernel takes.
+    /// As [`Context::launch`]. `maps` is valid for reads of the second argument's bytes.
     pub(crate) unsafe fn launch_with<A>(
         &self,
         stream: &Stream,

@@ -89,6 +89,7 @@ fn info_saves_the_kernels() {
         let list = fs::read_to_string(folder.join("gfx942/kernels.txt")).unwrap();
         let wanted = "dw_prefill_scan_bf16_k128 prefill_scan.co ";
         assert!(list.lines().any(|l| l.starts_with(wanted)), "{list}");
+        assert!(list.starts_with("format 2\n"), "{list}");
         refused(
             &["info", "--save-kernels", "/dev/null/here"],
             1,

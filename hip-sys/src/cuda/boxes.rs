@@ -1,8 +1,8 @@
-//! Descriptions of tensors for the engine of NVIDIA GPUs that copies boxes of them.
+//! Descriptions of tensors for the copy engine of NVIDIA GPUs (TMA, Tensor Memory Accelerator), which copies boxes of them.
 
 use core::ffi::{c_uint, c_void};
 
-use super::driver::Driver;
+use super::state::entered;
 
 /// A tensor of 16-bit elements in device memory, of which a kernel copies boxes to shared memory
 /// (`cp.async.bulk.tensor`, of compute capability 9.0).
@@ -14,9 +14,9 @@ pub struct BoxedTensor {
     pub dimensions: [u64; 4],
     /// Bytes from an element to the next of the second, third and fourth dimension: multiples of 16 below 2^40.
     pub strides: [u64; 3],
-    /// Elements of a box. In the first dimension there are 64, which lie in shared memory in the order of the 128-byte
-    /// swizzle.
-    pub of_box: [u32; 4],
+    /// Elements of a box in the second, third and fourth dimension, from 1 to 256. In the first there are 64, which lie in
+    /// shared memory in the order of the 128-byte swizzle.
+    pub of_box: [u32; 3],
 }
 
 /// A description as kernels take it, which must be aligned to 64 bytes: `CUtensorMap`.
@@ -25,18 +25,21 @@ pub struct BoxedTensor {
 pub struct TensorMap(pub [u64; 16]);
 
 impl BoxedTensor {
-    /// Whether the driver can describe it. Asked first, because tools report calls that the driver refuses.
+    /// Whether a tensor keeps the limits above. Asked before the driver, whose refusals tools such as compute-sanitizer
+    /// report. The driver may still refuse, for instance strides of 0.
     fn is_describable(&self) -> bool {
         let sizes = self.dimensions.iter().all(|n| (1..=1 << 32).contains(n));
         let strides = self
             .strides
             .iter()
             .all(|n| n.is_multiple_of(16) && *n < 1 << 40);
-        sizes && strides && self.address.addr().is_multiple_of(16)
+        let of_box = self.of_box.iter().all(|n| (1..=256).contains(n));
+        sizes && strides && of_box && self.address.addr().is_multiple_of(16)
     }
 }
 
-/// Describes a tensor. `None`: there is no CUDA driver, or it cannot describe this tensor.
+/// Describes a tensor. `None`: the tensor breaks a limit of [`BoxedTensor`], the driver refuses it, or the driver is too
+/// old to have the function (CUDA 12.0). The device's last error stays as it was.
 pub(crate) fn tensor_map(tensor: &BoxedTensor) -> Option<TensorMap> {
     if !tensor.is_describable() {
         return None;
@@ -45,17 +48,19 @@ pub(crate) fn tensor_map(tensor: &BoxedTensor) -> Option<TensorMap> {
     const UINT16: c_uint = 1;
     const SWIZZLE: c_uint = 3;
     const PROMOTION: c_uint = 3;
+    let [second, third, fourth] = tensor.of_box;
+    let of_box = [64, second, third, fourth];
     let mut map = TensorMap::default();
     // SAFETY: the driver writes the description and reads arrays of the tensor's rank.
     let made = unsafe {
-        Driver::get()?.cuTensorMapEncodeTiled(
+        entered().ok()?.cuTensorMapEncodeTiled(
             map.0.as_mut_ptr().cast(),
             UINT16,
             tensor.dimensions.len() as c_uint,
             tensor.address.cast_mut(),
             tensor.dimensions.as_ptr(),
             tensor.strides.as_ptr(),
-            tensor.of_box.as_ptr(),
+            of_box.as_ptr(),
             [1; 4].as_ptr(),
             0,
             SWIZZLE,
@@ -76,7 +81,7 @@ mod tests {
             address: core::ptr::without_provenance(4096),
             dimensions: [128, 16, 1000, 1],
             strides: [256, 4096, 16],
-            of_box: [64, 1, 64, 1],
+            of_box: [1, 64, 1],
         };
         assert!(tensor.is_describable());
         let changed = |change: fn(&mut BoxedTensor)| {
@@ -90,5 +95,7 @@ mod tests {
         assert!(!changed(|t| t.dimensions[2] = (1 << 32) + 1));
         assert!(!changed(|t| t.strides[1] = 4104));
         assert!(!changed(|t| t.strides[0] = 1 << 40));
+        assert!(!changed(|t| t.of_box[1] = 257));
+        assert!(!changed(|t| t.of_box[0] = 0));
     }
 }

@@ -37,10 +37,14 @@ pub(crate) fn without_context(work: impl FnOnce(&'static Driver) -> Outcome) -> 
 
 /// Runs a call in the primary context of the thread's device, and returns its HIP status.
 pub(crate) fn in_context(work: impl FnOnce(&'static Driver) -> Outcome) -> hipError_t {
-    answer(initialised().and_then(|driver| {
-        enter(driver, DEVICE.get())?;
-        work(driver)
-    }))
+    answer(entered().and_then(work))
+}
+
+/// The driver, in the primary context of the thread's device.
+pub(super) fn entered() -> Outcome<&'static Driver> {
+    let driver = initialised()?;
+    enter(driver, DEVICE.get())?;
+    Ok(driver)
 }
 
 fn answer(outcome: Outcome) -> hipError_t {

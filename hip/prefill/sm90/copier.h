@@ -86,10 +86,17 @@ template <int Keys, bool Outputs> class Copier {
     DEVICE_MEMBER void copy(const Place &at, int token, int groups) const {
         const u32 to = shared_address(ring()) + at.stage * Stage::bytes, full = Handover::full(at.stage);
         const bool whole = maps.usable() && token + chunk <= segment.end;
+        const int part = wave_of_group();
+        // The record's copies go on while rows are copied. The first record is not there before the wait in
+        // copy_record, for which rows need not wait.
+        const bool record_first = !whole && !at.is_first;
+        if (record_first && part == 3 && arch::lane() == 0) {
+            copy_record(to, token, false, full);
+        }
+        arch::wave_sync();
         if (!whole) {
             copy_rows(to, token);
         }
-        const int part = wave_of_group();
         if (arch::lane() == 0) {
             if (part == 0) {
                 copy_panels(to + Stage::k, whole ? Stage::panels : 0, maps.k(), x.k_strides, key_head, 0, token, full);
@@ -99,7 +106,7 @@ template <int Keys, bool Outputs> class Copier {
             } else if (part == 2) {
                 const int panels = Outputs && whole ? Stage::panels : 0;
                 copy_panels(to + Stage::q, panels, maps.q(), x.q_strides, key_head, 0, token, full);
-            } else {
+            } else if (!record_first) {
                 copy_record(to, token, at.is_first, full);
             }
         }
@@ -109,10 +116,12 @@ template <int Keys, bool Outputs> class Copier {
     DEVICE_MEMBER void copy_panels(u32 to, int panels, u64 map, const dwk_token_strides &strides, int head, int column,
                                    int token, u32 full) const {
         arch::phase_arrive_expecting(full, panels * panel_bytes);
+        // A tensor without a stride for sequences is one sequence of all tokens.
         const int sequence = strides.sequence == 0 ? 0 : segment.sequence;
+        const int row = token - sequence * maps.sequence_tokens;
         for (int panel = 0; panel < Stage::panels || panel < Stage::most_groups; ++panel) {
             if (panel < panels) {
-                arch::copy_box(to + panel * panel_bytes, map, column + 64 * panel, head, token, sequence, full);
+                arch::copy_box(to + panel * panel_bytes, map, column + 64 * panel, head, row, sequence, full);
             }
         }
     }

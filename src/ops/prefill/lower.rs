@@ -90,7 +90,7 @@ pub(crate) struct LaunchArguments {
     scan: dwk_prefill_scan_args,
     scan_groups: u32,
     scan_threads: u32,
-    /// For scan and summarise on NVIDIA GPUs; made at the first launch.
+    /// Of `scan` and `summarise`, where they take them; made when one of both is launched first.
     maps: OnceLock<TokenMaps>,
     short: dwk_prefill_short_args,
     short_groups: u32,
@@ -98,26 +98,29 @@ pub(crate) struct LaunchArguments {
     fused: FusedArguments,
 }
 
-/// q, k and v as kernels for NVIDIA GPUs copy them to shared memory: chunks of 64 tokens and 64 columns of a head.
+/// Descriptions of q, k and v for the copy engine of NVIDIA GPUs (TMA): boxes of 64 tokens and 64 columns of a head.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct TokenMaps {
     tensors: [TensorMap; 3],
     /// 1: the maps can be used. Otherwise the kernels copy without them, which tensors of any strides allow.
-    usable: u64,
+    usable: u32,
+    /// Tokens of each sequence in a tensor with a stride for sequences.
+    sequence_tokens: u32,
 }
 
 const _: () = assert!(size_of::<TokenMaps>() == abi::DWK_TOKEN_MAPS_BYTES as usize);
 
 impl TokenMaps {
     fn new(x: &dwk_prefill_scan_args, context: &Context) -> TokenMaps {
+        let sequence_tokens = x.tokens.checked_div(x.sequences).unwrap_or(0);
         let map = |address, strides: dwk_token_strides, heads: i32, columns: i32| {
-            // A sequence's tokens follow those of the one before, if it has no stride.
-            let sequences = if strides.sequence == 0 {
-                1
-            } else {
-                x.sequences
+            // A tensor without a stride for sequences is one sequence of all tokens.
+            let (tokens, sequences) = match strides.sequence {
+                0 => (x.tokens, 1),
+                _ => (sequence_tokens, x.sequences),
             };
+            let sequence_stride = strides.sequence + i64::from(tokens) * strides.token;
             // A dimension of one element may have any stride.
             let bytes = |stride: i64, count: i32| match count {
                 1 => Some(16),
@@ -125,13 +128,13 @@ impl TokenMaps {
             };
             let tensor = BoxedTensor {
                 address,
-                dimensions: [columns, heads, x.tokens, sequences].map(|n| n as u64),
+                dimensions: [columns, heads, tokens, sequences].map(|n| n as u64),
                 strides: [
                     bytes(strides.head, heads)?,
-                    bytes(strides.token, x.tokens)?,
-                    bytes(strides.sequence, sequences)?,
+                    bytes(strides.token, tokens)?,
+                    bytes(sequence_stride, sequences)?,
                 ],
-                of_box: [64, 1, 64, 1],
+                of_box: [1, 64, 1],
             };
             context.hip().tensor_map(&tensor)
         };
@@ -143,7 +146,11 @@ impl TokenMaps {
             ])
         };
         match tensors() {
-            Some(tensors) => TokenMaps { tensors, usable: 1 },
+            Some(tensors) => TokenMaps {
+                tensors,
+                usable: 1,
+                sequence_tokens: sequence_tokens as u32,
+            },
             None => TokenMaps::default(),
         }
     }
@@ -510,7 +517,10 @@ impl Shape {
         );
         let scan = (kernels.scan, x.scan_groups, x.scan_threads);
         let to = (context, stream, part);
-        let maps = ptr::from_ref(x.maps.get_or_init(|| TokenMaps::new(&x.scan, context))).cast();
+        let maps = |role| match self.target.second_argument_bytes(role) {
+            0 => Context::no_maps(),
+            _ => ptr::from_ref(x.maps.get_or_init(|| TokenMaps::new(&x.scan, context))).cast(),
+        };
         let args = |prepare, scan| dwk_prefill_fused_args {
             prepare,
             scan,
@@ -550,7 +560,7 @@ impl Shape {
                 launch(to, prepare, &x.prepare)?;
             }
             if wants(Part::Summarise) && split && x.summarise_groups > 0 {
-                launch_with(to, summarise, &x.summarise, maps)?;
+                launch_with(to, summarise, &x.summarise, maps(kernels.summarise.role()))?;
             }
             if let Some(kernel) = kernels.fused_summarise
                 && wants(Part::FusedSummarise)
@@ -565,7 +575,7 @@ impl Shape {
                 launch(to, combine, &x.combine)?;
             }
             if wants(Part::Scan) && split && x.scan_groups > 0 {
-                launch_with(to, scan, &x.scan, maps)?;
+                launch_with(to, scan, &x.scan, maps(kernels.scan.role()))?;
             }
             if !x.fused.first {
                 fused()?;
@@ -586,7 +596,7 @@ unsafe fn launch<A>(
     arguments: &A,
 ) -> Result<()> {
     // SAFETY: the caller keeps the contract.
-    unsafe { launch_with(to, kernel, arguments, ptr::null()) }
+    unsafe { launch_with(to, kernel, arguments, Context::no_maps()) }
 }
 
 /// The same for a kernel that may take maps.
