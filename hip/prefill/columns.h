@@ -58,6 +58,14 @@ template <int Keys> struct Located {
     }
 };
 
+// First value column of this lane's elements of the state. Workgroups that walk several units derive it again after a
+// walk: it is not worth a register.
+template <int Keys> DEVICE int column_of_state(const Work &work) {
+    constexpr int column_tiles = StateLayout<Keys>::column_tiles;
+    return work.slab * slab_columns<Keys, true>() + wave_column_of_slab(column_tiles) +
+           first_column(arch::opaque(arch::lane()), column_tiles);
+}
+
 // Next stop of the walk, in tokens left: after the next chunk with a snapshot. A wave looks at as many chunks as it has
 // lanes. If none has a snapshot, it stops after these chunks. Quiet chunks have negative numbers; the segment before
 // takes their snapshots.
@@ -85,6 +93,9 @@ DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args 
     if ((u32)slot < (u32)x.snapshot_count) {
         const StateView to(x.snapshots, x.snapshot_strides, x.snapshot_type, x.flags & DWK_SNAPSHOT_VALUE_MAJOR, slot,
                            at.work.head);
+        if constexpr (sizeof...(Units) > 0) {
+            column = column_of_state<Keys>(at.work);
+        }
         store_state<Keys>(state, to, column, x.key_dim, x.value_dim);
     }
 }
@@ -137,7 +148,11 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     if (y.final_state) {
         const Located<Keys> at(y, units...);
         if (at.segment.last) {
-            last_state<Keys>(state, y, at.segment.sequence, at.work.head, after_walk(column));
+            if constexpr (sizeof...(Units) > 0) {
+                last_state<Keys>(state, y, at.segment.sequence, at.work.head, column_of_state<Keys>(at.work));
+            } else {
+                last_state<Keys>(state, y, at.segment.sequence, at.work.head, after_walk(column));
+            }
         }
     }
 }

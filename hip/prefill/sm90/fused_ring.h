@@ -66,7 +66,6 @@ template <class Stage> struct Handover {
 // Reads the ring chunk by chunk, in the warps that multiply.
 template <class Stage> class RingReader {
   public:
-    DEVICE_MEMBER explicit RingReader(int) {}
     // Waits until the chunk is there.
     DEVICE_MEMBER void wait() const { arch::phase_wait(Handover<Stage>::full(slot), phase); }
     DEVICE_MEMBER Slots slots() const {

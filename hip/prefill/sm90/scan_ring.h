@@ -63,7 +63,6 @@ template <class Stage> struct Handover {
 // Reads the ring chunk by chunk, in the warps of one warpgroup that multiply.
 template <class Stage> class RingReader {
   public:
-    DEVICE_MEMBER explicit RingReader(int group) : group(group) {}
     // Waits until the chunk is there.
     DEVICE_MEMBER void wait() const { Handover<Stage>::wait_full(stage, round); }
     DEVICE_MEMBER Slots slots() const {
@@ -75,14 +74,14 @@ template <class Stage> class RingReader {
     // Gives back the chunk before.
     DEVICE_MEMBER void give_back_previous(int rest) const {
         if (has_previous() && rest > (Stage::count - 1) * chunk) { // otherwise nobody waits for the stage
-            Handover<Stage>::empty(group, before);
+            Handover<Stage>::empty(group<Stage>(), before);
         }
     }
     DEVICE_MEMBER void give_back() const {}
     // Gives back the last chunk of a unit, where more units follow.
     DEVICE_MEMBER void end_unit() {
         if (has_previous()) {
-            Handover<Stage>::empty(group, before);
+            Handover<Stage>::empty(group<Stage>(), before);
             before = -1;
         }
     }
@@ -96,7 +95,6 @@ template <class Stage> class RingReader {
     }
 
   private:
-    int group;
     int stage = 0, before = -1, round = 0;
 };
 

@@ -25,7 +25,8 @@ using arch::store_shared;
 
 // Number of warpgroups that multiply in this workgroup, and index of this warp's warpgroup.
 template <class Stage> DEVICE int groups() { return Stage::most_groups == 1 ? 1 : arch::threads() / group_threads - 1; }
-template <class Stage> DEVICE int group() { return groups<Stage>() == 1 ? 0 : arch::wave() / scan_waves; }
+// By the thread's number, which costs no register from chunk to chunk, as a wave's number does.
+template <class Stage> DEVICE int group() { return groups<Stage>() == 1 ? 0 : arch::thread() / group_threads; }
 
 // Barrier of the four copying warps.
 DEVICE void copying_warps_sync() { arch::barrier_wait(13, group_threads); }

@@ -79,7 +79,7 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
     // Tokens left in the ring's view, where more units follow.
     static constexpr int endless = 1 << 30;
     typedef UnitInRing<Stage> Unit;
-    static DEVICE_MEMBER RingReader<Stage> reader_of() { return RingReader<Stage>(prefill::group<Stage>()); }
+    static DEVICE_MEMBER RingReader<Stage> reader_of() { return RingReader<Stage>(); }
     static DEVICE_MEMBER RingReader<Stage> reader_of(const Unit &unit) { return unit.reader; }
     static DEVICE_MEMBER Unit *in_ring() { return nullptr; }
     static DEVICE_MEMBER Unit *in_ring(Unit &unit) { return &unit; }
@@ -178,7 +178,7 @@ DEVICE void walk_units(const dwk_prefill_scan_args &x, Maps maps, int units, con
         arch::end_wave();
     }
     arch::take_registers<shared_registers>();
-    UnitInRing<Stage> at{arch::workgroup(), RingReader<Stage>(prefill::group<Stage>())};
+    UnitInRing<Stage> at{arch::workgroup(), RingReader<Stage>()};
 #pragma unroll 1
     for (; at.unit < units; at.unit += arch::workgroups()) {
         Work work;
