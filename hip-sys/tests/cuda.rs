@@ -775,7 +775,7 @@ fn no_devices() {
 }
 
 /// A tensor of 4 heads of 128 columns, 100 tokens and 2 sequences.
-const TENSOR: cuda::BoxedTensor = cuda::BoxedTensor {
+const TENSOR: BoxedTensor = BoxedTensor {
     address: core::ptr::without_provenance(0x1000),
     dimensions: [128, 4, 100, 2],
     strides: [256, 1024, 102_400],
@@ -789,14 +789,14 @@ fn tensors_are_described() {
     };
     let described = fake.hip.tensor_map(&TENSOR);
     let words = core::array::from_fn(|i| i as u64 + 1);
-    assert_eq!(described, Some(cuda::TensorMap(words)));
+    assert_eq!(described, Some(TensorMap(words)));
     // Type 1: 16 bits; then each dimension's elements, bytes to the next, elements of a box, every element of it; then
     // interleave, the 128-byte swizzle, promotion to 256 bytes of L2, zeros past the end.
     let call = "0:cuTensorMapEncodeTiled(1, 1000, 128/0/64/1 4/256/1/1 100/1024/64/1 2/102400/1/1 , 0 3 3 0)";
     assert_eq!(fake.log(), [call]);
 
     // What the driver would refuse is not asked for.
-    let unaligned = cuda::BoxedTensor {
+    let unaligned = BoxedTensor {
         strides: [256, 1030, 102_400],
         ..TENSOR
     };

@@ -5,8 +5,8 @@
 //   record_decay            exp(G_C) / unit and unit, f32
 //   record_matrices         T and P [64, 64] without their diagonals, lower 16x16 blocks, 16-bit
 //
-// <target>/record.h decides the order of rows within a factor and of blocks: the order in which its schedule reads
-// them.
+// <target>/record.h decides the order of rows within a factor, of blocks, and of elements in a block: the order in
+// which its schedule reads them.
 #pragma once
 
 #include "batch.h"

@@ -50,7 +50,7 @@ DEVICE void phase_wait(u32 at, int number) {
     } while (!done);
     wave_sync(); // lanes may leave the loop one by one
 }
-// Arrives, and makes the phase wait for `bytes` of copy_bulk, too.
+// Arrives, and makes the phase wait for `bytes` of copy_bulk and copy_box, too.
 DEVICE void phase_arrive_expecting(u32 at, int bytes) {
     asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;}" ::"r"(at), "r"(bytes)
                  : "memory");

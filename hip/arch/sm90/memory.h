@@ -1,4 +1,5 @@
-// Memory access on sm_90a: predicated loads, gathers of unaligned rows, and copies to shared memory (cp.async).
+// Memory access on sm_90a: predicated loads, gathers of unaligned rows, and copies to shared memory (cp.async,
+// cp.async.bulk).
 #pragma once
 
 #include "../base.h"

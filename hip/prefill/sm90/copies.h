@@ -89,7 +89,8 @@ template <int Keys, bool Outputs, int Threads> class TokenCopier {
     DEVICE_MEMBER TokenCopier(const dwk_prefill_scan_args &x, const Segment &s, int head, int key_head, int column)
         : memory(shared_address(ring())), k(x.k, x.k_strides, s, key_head, 0), q(x.q, x.q_strides, s, key_head, 0),
           v(x.v, x.v_strides, s, head, column * 2), left(s.end - s.begin), values(x.value_dim - column),
-          groups(prefill::groups<Stage>()), in_last(64 * (Stage::panels - 1) + Rows::thread() % 8u * 8 < x.key_dim),
+          groups(prefill::groups<Stage>()),
+          in_last(64 * (Stage::panels - 1) + (int)(Rows::thread() % 8u) * 8 < x.key_dim),
           aligned(k.in_one_access() && q.in_one_access() && v.in_one_access()) {}
 
     // Copies K and Q of the next chunk, of which `rows` are left of the segment, to `to`.
@@ -125,7 +126,7 @@ template <int Keys, bool Outputs, int Threads> class TokenCopier {
 
   private:
     // Whether V has the columns that this thread copies for a warpgroup.
-    DEVICE_MEMBER bool in_values(int group) const { return group * 64 + Rows::thread() % 8u * 8 < values; }
+    DEVICE_MEMBER bool in_values(int group) const { return group * 64 + (int)(Rows::thread() % 8u) * 8 < values; }
 
     DEVICE_MEMBER void copy_keys(u32 to, Rows &rows) {
         rows.all([&](const char *from, int i) __attribute__((always_inline)) {
