@@ -28,8 +28,8 @@ How:
     --warm-up MS             milliseconds of launches before them (100; on the simulator 0)
     --cache MIB              the largest cache: copies of the tensors exceed it twice (256; on the simulator 0)
     --device N               the device (0)
-    --library FILE           launch through libdeltawave_c.so, with its plans; on NVIDIA GPUs with the copy engine too,
-                             which launches without the library leave out
+    --library FILE           launch through libdeltawave_c.so, with its plans; on NVIDIA GPUs the copy engine then reads
+                             q, k and v
     --segments N             with --library: segments of the longest sequence, to be walked in parallel; 1: sequences
                              are not cut (as the library plans)
     --kernels DIR            what `deltawave info --save-kernels DIR` wrote (kernels, beside this program)

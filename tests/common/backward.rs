@@ -391,7 +391,7 @@ fn view((buffer, kind, shape): &States) -> deltawave::Result<(Tensor<'_, 4>, Sta
 fn scalars_mut(t: &mut OnDevice) -> TokenScalarsMut<'_> {
     let ([n, h, _], [st, sh, _]) = (t.shape, t.place.strides);
     if let Some([b, n]) = t.dense {
-        let strides = [n * st + t.place.batch.1, st, sh];
+        let strides = [t.place.batch.1, st, sh];
         let view = t
             .buffer
             .tensor_of_mut(t.dtype, [b, n, h], strides, t.place.offset);

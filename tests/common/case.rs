@@ -37,6 +37,8 @@ pub enum Layout {
     Padded(usize, usize, usize),
     /// `[H, T, D]` in memory.
     HeadMajor,
+    /// A dense batch as `[T, B, H, D]` in memory.
+    TokenMajor,
 }
 
 /// A state tensor's type and order.

@@ -13,24 +13,33 @@ pub(super) struct Placement {
     pub(super) strides: [usize; 3],
     pub(super) offset: usize,
     pub(super) elements: usize,
-    /// Rows of a sequence of a dense batch, and elements between such sequences.
+    /// Rows of a sequence of a dense batch, and elements from such a sequence to the next.
     pub(super) batch: (usize, usize),
 }
 
 impl Placement {
     pub(super) fn at(&self, token: usize, head: usize) -> usize {
-        let (rows, gap) = self.batch;
-        self.offset + token * self.strides[0] + token / rows * gap + head * self.strides[1]
+        let (rows, sequence) = self.batch;
+        self.offset
+            + token % rows * self.strides[0]
+            + token / rows * sequence
+            + head * self.strides[1]
     }
 }
 
 pub(super) fn place(case: &Case, [t, h, d]: [usize; 3]) -> Placement {
-    let batch = dense_of(case).map_or((usize::MAX, 0), |[_, n]| (n.max(1), case.batch_gap));
-    let gaps = t / batch.0 * batch.1;
+    let dense = dense_of(case);
+    let (rows, gap) = dense.map_or((usize::MAX, 0), |[_, n]| (n.max(1), case.batch_gap));
     let (strides, offset) = match case.layout {
         Layout::Dense => ([h * d, d, 1], 0),
         Layout::Padded(head, token, front) => ([h * (d + head) + token, d + head, 1], front),
-        Layout::HeadMajor => ([d, t * d + gaps, 1], 0),
+        Layout::HeadMajor => ([d, t * d + t / rows * gap, 1], 0),
+        Layout::TokenMajor => ([dense.map_or(1, |[b, _]| b) * h * d, d, 1], 0),
+    };
+    let batch = match (dense, case.layout) {
+        (None, _) => (rows, 0),
+        (Some(_), Layout::TokenMajor) => (rows, h * d),
+        (Some([_, n]), _) => (rows, n * strides[0] + gap),
     };
     let mut out = Placement {
         strides,
@@ -131,7 +140,7 @@ impl OnDevice {
     pub(super) fn rank4(&self) -> ([usize; 4], [usize; 4]) {
         let ([_, h, d], [st, sh, sd]) = (self.shape, self.place.strides);
         let [b, n] = self.dense.expect("a dense batch");
-        ([b, n, h, d], [n * st + self.place.batch.1, st, sh, sd])
+        ([b, n, h, d], [self.place.batch.1, st, sh, sd])
     }
 
     pub(super) fn tokens(&self) -> Tokens<'_> {
@@ -169,7 +178,7 @@ impl OnDevice {
     pub(super) fn scalars(&self) -> TokenScalars<'_> {
         let ([t, h, _], [st, sh, _]) = (self.shape, self.place.strides);
         if let Some([b, n]) = self.dense {
-            let strides = [n * st + self.place.batch.1, st, sh];
+            let strides = [self.place.batch.1, st, sh];
             return self
                 .buffer
                 .tensor_of(self.dtype, [b, n, h], strides, self.place.offset)

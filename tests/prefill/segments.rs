@@ -335,6 +335,11 @@ fn workgroups_walk_several_short_segments() {
             );
             case.padding = 7;
             case.spec.path = PrefillPath::Split;
+            case.initial = Some(StateKind {
+                layout: [StateLayout::KeyMajor, StateLayout::ValueMajor][segments / 2],
+                ..F32_STATE
+            });
+            case.final_state = case.initial;
             let data = case.data();
             case.spec.compute_units = Some(1 << 20);
             let each = run(&context(), &case, &data);

@@ -183,6 +183,7 @@ fn dense_batches() {
             (Layout::Dense, 40),
             (Layout::Padded(8, 16, 8), 24),
             (Layout::HeadMajor, 8),
+            (Layout::TokenMajor, 0),
         ] {
             let mut case = Case::new(spec(Dtype::Bf16, 2, 6, 32, 48), &vec![tokens; batch]);
             case.initial = Some(F32_STATE);

@@ -10,7 +10,7 @@ use super::state::entered;
 pub struct BoxedTensor {
     /// Device address of the first element, a multiple of 16.
     pub address: *const c_void,
-    /// Elements of each dimension. The first one is contiguous. A copy gives zeros for elements past the end.
+    /// Elements of each dimension, from 1 to 2^32. The first one is contiguous. A copy gives zeros for elements past the end.
     pub dimensions: [u64; 4],
     /// Bytes from an element to the next of the second, third and fourth dimension: multiples of 16 below 2^40.
     pub strides: [u64; 3],

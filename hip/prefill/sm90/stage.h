@@ -25,7 +25,7 @@ using arch::store_shared;
 
 // Number of warpgroups that multiply in this workgroup, and index of this warp's warpgroup.
 template <class Stage> DEVICE int groups() { return Stage::most_groups == 1 ? 1 : arch::threads() / group_threads - 1; }
-// By the thread's number, which costs no register from chunk to chunk, as a wave's number does.
+// By the thread's number, which unlike a wave's number costs no register from chunk to chunk.
 template <class Stage> DEVICE int group() { return groups<Stage>() == 1 ? 0 : arch::thread() / group_threads; }
 
 // Barrier of the four copying warps.
