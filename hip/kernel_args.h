@@ -50,9 +50,9 @@ enum {
     DWK_RECORD_BYTES = 11776, /* record of a (chunk, value head): prepare writes it, summarise and scan read it */
     DWK_SHORT_TOKENS = 16,    /* most tokens of a sequence that prefill_short computes */
     DWK_BACKWARD_RECORD_BYTES = 17152, /* record of a (chunk, value head) in the backward of prefill */
-    /* A second argument of prefill_scan and prefill_summarise on sm_90a, aligned to 64 bytes: three CUtensorMap of q, k
-     * and v, then a number that is not 0 if they can be used. */
-    DWK_TOKEN_MAPS_BYTES = 448
+    /* A second argument of prefill_scan and prefill_summarise on sm_90a, aligned to 64 bytes: CUtensorMap of q, k, v,
+     * the initial and the final state (hip/prefill/sm90/maps.h). Zeros: the kernels do without. */
+    DWK_MAPS_BYTES = 704
 };
 
 /* Division of n < 2^31 by a constant: n * multiplier >> shift, in 64 bits. */

@@ -32,7 +32,7 @@ pub const DWK_CHUNK: _bindgen_ty_5 = 64;
 pub const DWK_RECORD_BYTES: _bindgen_ty_5 = 11776;
 pub const DWK_SHORT_TOKENS: _bindgen_ty_5 = 16;
 pub const DWK_BACKWARD_RECORD_BYTES: _bindgen_ty_5 = 17152;
-pub const DWK_TOKEN_MAPS_BYTES: _bindgen_ty_5 = 448;
+pub const DWK_MAPS_BYTES: _bindgen_ty_5 = 704;
 pub type _bindgen_ty_5 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

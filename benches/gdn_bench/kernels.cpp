@@ -29,7 +29,7 @@ void enqueue(const Stream &stream, const Kernel &kernel, int64_t workgroups, Arg
                       ": kernels and program are of different versions");
     // Descriptions of q, k and v for the copy engine of NVIDIA GPUs: zeros, so that the kernel copies their rows
     // itself.
-    alignas(64) char maps[DWK_TOKEN_MAPS_BYTES] = {};
+    alignas(64) char maps[DWK_MAPS_BYTES] = {};
     if (kernel.second_argument_bytes > sizeof maps)
         throw Failure(kernel.name + " takes a second argument of " + std::to_string(kernel.second_argument_bytes) +
                       " bytes, and this program knows one of " + std::to_string(sizeof maps) +

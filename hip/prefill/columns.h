@@ -129,11 +129,15 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     arch::let_next_kernel_begin();
     State<Keys> state;
     clear_state<Keys>(state);
+    bool has_started = false;
+    if constexpr (sizeof...(units) > 0) {
+        has_started = (start_unit<Keys>(state, x, units), ...);
+    }
     if ((Fused || early_starts) && segment.from_zeros) {
         // Earlier tokens leave nothing of a state.
     } else if (segment.summarised) {
         load_matrix<Keys>(state, state_before(x, segment, work.head), column, x.value_dim, x.key_dim);
-    } else {
+    } else if (!has_started) {
         first_state<Keys>(state, x, segment.sequence, work.head, column);
     }
     C chunks(x, segment, work.head, work.key_head, wave_column, column_offset, units...);
@@ -145,7 +149,11 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     chunks.finish();
 
     const dwk_prefill_scan_args &y = arch::reread(x);
-    if (y.final_state) {
+    bool handed_over = false;
+    if constexpr (sizeof...(units) > 0) {
+        handed_over = y.final_state && (hand_over<Keys>(state, y, units), ...);
+    }
+    if (y.final_state && !handed_over) {
         const Located<Keys> at(y, units...);
         if (at.segment.last) {
             if constexpr (sizeof...(Units) > 0) {
@@ -154,6 +162,9 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
                 last_state<Keys>(state, y, at.segment.sequence, at.work.head, after_walk(column));
             }
         }
+    }
+    if constexpr (sizeof...(units) > 0) {
+        (end_unit(units), ...);
     }
 }
 

@@ -125,14 +125,27 @@ template <int Keys> DEVICE void store_matrix(const State<Keys> &s, float *to, in
     });
 }
 
+// Slot of a sequence's initial state; negative: it starts from zeros.
+DEVICE int first_slot(const dwk_prefill_scan_args &x, int sequence) {
+    const int slot = slot_of(x, x.read_slots, sequence);
+    const bool has_state =
+        x.initial_state && slot >= 0 && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence));
+    return has_state ? slot : -1;
+}
+
+// Loads an initial state from a slot.
+template <int Keys>
+DEVICE void load_first_state(State<Keys> &state, const dwk_prefill_scan_args &x, int slot, int head, int column) {
+    const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DWK_INITIAL_VALUE_MAJOR, slot,
+                         head);
+    load_state<Keys>(state, from, column, x.key_dim, x.value_dim);
+}
 // Loads the initial state of a sequence, unless it starts from zeros.
 template <int Keys>
 DEVICE void first_state(State<Keys> &state, const dwk_prefill_scan_args &x, int sequence, int head, int column) {
-    const int slot = slot_of(x, x.read_slots, sequence);
-    if (x.initial_state && slot >= 0 && (!x.has_initial_state || arch::uniform(x.has_initial_state + sequence))) {
-        const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DWK_INITIAL_VALUE_MAJOR,
-                             slot, head);
-        load_state<Keys>(state, from, column, x.key_dim, x.value_dim);
+    const int slot = first_slot(x, sequence);
+    if (slot >= 0) {
+        load_first_state<Keys>(state, x, slot, head, column);
     }
 }
 

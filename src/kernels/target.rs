@@ -515,7 +515,7 @@ impl Target {
     pub fn second_argument_bytes(&self, role: Role) -> usize {
         match role {
             Role::PrefillScan(_) | Role::PrefillSummarise(_) if self.takes_maps => {
-                abi::DWK_TOKEN_MAPS_BYTES as usize
+                abi::DWK_MAPS_BYTES as usize
             }
             _ => 0,
         }

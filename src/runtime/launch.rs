@@ -13,9 +13,9 @@ use crate::kernels::Kernel;
 
 /// A second argument of zeros, which every kernel that takes one accepts.
 #[repr(C, align(64))]
-struct Zeros([u8; abi::DWK_TOKEN_MAPS_BYTES as usize]);
+struct Zeros([u8; abi::DWK_MAPS_BYTES as usize]);
 
-static ZEROS: Zeros = Zeros([0; abi::DWK_TOKEN_MAPS_BYTES as usize]);
+static ZEROS: Zeros = Zeros([0; abi::DWK_MAPS_BYTES as usize]);
 
 impl Context {
     /// Launches a kernel with its argument struct, and zeros as a second argument if it takes one.

@@ -155,6 +155,13 @@ DEVICE void copy_box(u32 to, u64 map, int column, int head, int token, int seque
                  "l"(map), "r"(column), "r"(head), "r"(token), "r"(sequence), "r"(at)
                  : "memory");
 }
+// Starts a copy of a box from shared memory to a tensor. commit_stores, await_store_reads and await_stores order such
+// copies with those of store_async.
+DEVICE void store_box(u64 map, u32 from, int column, int row, int head, int slot) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(from), "r"(column), "r"(row), "r"(head), "r"(slot)
+                 : "memory");
+}
 // Groups the copies of this thread since the last call. await_copies<Pending> waits for all but the last groups.
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending> DEVICE void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }

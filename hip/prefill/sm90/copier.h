@@ -3,13 +3,14 @@
 #pragma once
 
 #include "copies.h"
-#include "maps.h"
+#include "handed_state.h"
 #include "record.h"
 
 namespace prefill {
 
-// Copies successive chunks, each to its stage of the ring as soon as the stage is free. A thread of each warp starts
-// copies of whole chunks. Other chunks, and tensors that the host could not describe, are copied by all threads.
+// Copies successive chunks, each to its stage of the ring as soon as the stage is free, and stores the final state that
+// the stage may have by then. A thread of each warp starts copies. Tensors that the host could not describe are copied
+// by all threads.
 template <int Keys, bool Outputs> class Copier {
     typedef prefill::Stage<Keys, Outputs> Stage;
     typedef prefill::Handover<Stage> Handover;
@@ -22,11 +23,13 @@ template <int Keys, bool Outputs> class Copier {
     // Place in the ring.
     struct Place {
         int stage = 0;         // of the next chunk
+        u32 states = 0;        // bits of stages that have a final state, or will have it
+        u32 overwritten = 0;   // bits of stages whose zeros in T and P a state has overwritten
+        int cut = 0;           // chunks so far of which this warp has cleared rows past the end
         bool is_first = true;  // no chunk was copied yet
         bool is_again = false; // all stages have been used
 
         DEVICE_MEMBER void advance() {
-            is_first = false;
             if (++stage == Stage::count) {
                 stage = 0;
                 is_again = true;
@@ -38,15 +41,22 @@ template <int Keys, bool Outputs> class Copier {
     DEVICE_MEMBER void run() {
         clear_stages();
         Place at;
-        copy_all(at, groups<Stage>());
+        copy_all<false>(at, groups<Stage>());
     }
-    // Copies the chunks of a unit.
-    DEVICE_MEMBER void run(Place &at) { copy_all(at, groups_of_units()); }
-    // Waits until all stages have been given back.
-    static DEVICE_MEMBER void end(const Place &at) {
+    // Copies the initial state and the chunks of a unit.
+    DEVICE_MEMBER void run(Place &at) {
+        if (Outputs && maps.has_initial_state()) {
+            copy_state(at, segment.summarised ? -1 : first_slot(x, segment.sequence));
+            at.advance();
+        }
+        copy_all<true>(at, groups_of_units());
+    }
+    // Waits until all stages have been given back, and stores the states that are there.
+    static DEVICE_MEMBER void end(const dwk_prefill_scan_args &x, const Maps &maps, Place &at) {
         for (int i = 0; i < Stage::count; ++i) {
             if (at.is_again || i < at.stage) {
                 wait_empty(i, groups_of_units());
+                store_state<true>(x, maps, at, i);
             }
         }
     }
@@ -62,14 +72,85 @@ template <int Keys, bool Outputs> class Copier {
     // Warpgroups that multiply where a workgroup walks several units. prefill_scan then has two.
     static DEVICE_MEMBER int groups_of_units() { return Outputs ? Stage::most_groups : prefill::groups<Stage>(); }
 
-    DEVICE_MEMBER void copy_all(Place &at, int groups) {
+    template <bool Units> DEVICE_MEMBER void copy_all(Place &at, int groups) {
 #pragma unroll 1
         for (int token = segment.begin; token < segment.end; token += chunk) {
             if (at.is_again) {
                 wait_empty(at.stage, groups);
             }
+            if constexpr (Units) {
+                free_stage(at);
+                if (Outputs && token + chunk >= segment.end) {
+                    take_state(at);
+                }
+            }
             copy(at, token, groups);
             at.advance();
+        }
+    }
+    // Copies an initial state to the next stage, a quarter in each warp, if it has a slot.
+    DEVICE_MEMBER void copy_state(Place &at, int slot) const {
+        if (at.is_again) {
+            wait_empty(at.stage, groups_of_units());
+        }
+        store_state<false>(x, maps, at, at.stage);
+        at.overwritten |= (slot >= 0 ? 1u : 0u) << at.stage;
+        const int quarter = own_quarter();
+        if (arch::lane() == 0) {
+            if (quarter == 2) { // of the last warp
+                *has_start<Stage>(at.stage) = slot >= 0;
+            }
+            copy_quarter<Stage>(maps, at.stage, quarter, StatePlace{slot, head, column},
+                                x.flags & DWK_INITIAL_VALUE_MAJOR, Handover::full(at.stage));
+        }
+        arch::wave_sync();
+    }
+    // Quarter of a state that lies where this warp copies K, Q, T and P, or V to.
+    static DEVICE_MEMBER int own_quarter() {
+        const int part = wave_of_group();
+        return part == 0 ? 0 : part == 2 ? 1 : part == 3 ? 2 : 3;
+    }
+    // Makes a stage that was given back ready for a chunk.
+    DEVICE_MEMBER void free_stage(Place &at) const {
+        store_state<false>(x, maps, at, at.stage);
+        if (at.overwritten >> at.stage & 1) {
+            at.overwritten &= ~(1u << at.stage);
+            if (wave_of_group() == 3) {
+                clear_upper_blocks<Stage>(shared_address(ring()) + at.stage * Stage::bytes, 0, 1);
+                arch::publish_shared();
+            }
+            arch::wave_sync();
+        }
+    }
+
+    // Notes that the final state of this unit will be in the stage of the next chunk, its last.
+    DEVICE_MEMBER void take_state(Place &at) const {
+        const bool wanted = maps.has_final_state() && x.final_state && segment.last;
+        const int slot = wanted ? slot_of(x, x.write_slots, segment.sequence) : -1;
+        if (slot >= 0) {
+            at.states |= 1u << at.stage;
+            at.overwritten |= 1u << at.stage;
+        }
+        const int part = wave_of_group(); // in all lanes, because it exchanges numbers between them
+        if (arch::lane() == 0) {
+            *state_place<Stage>(at.stage, part) = StatePlace{slot, head, column};
+        }
+        arch::wave_sync();
+    }
+    // Stores a quarter of the state in a stage, if it has one: the quarter that lies where this warp copies to.
+    template <bool Written>
+    static DEVICE_MEMBER void store_state(const dwk_prefill_scan_args &x, const Maps &maps, Place &at, int stage) {
+        if constexpr (Outputs) {
+            if (!(at.states >> stage & 1)) {
+                return;
+            }
+            at.states &= ~(1u << stage);
+            const int part = wave_of_group(), quarter = own_quarter();
+            if (arch::lane() == 0) {
+                store_quarter<Stage, Written>(maps, stage, quarter, *state_place<Stage>(stage, part),
+                                              x.flags & DWK_FINAL_VALUE_MAJOR);
+            }
+            arch::wave_sync();
         }
     }
 
@@ -83,33 +164,61 @@ template <int Keys, bool Outputs> class Copier {
     }
 
     // Copies the chunk that begins with `token`. Each warp has a part: K, V, Q and P, or T and the row factors.
-    DEVICE_MEMBER void copy(const Place &at, int token, int groups) const {
+    DEVICE_MEMBER void copy(Place &at, int token, int groups) const {
         const u32 to = shared_address(ring()) + at.stage * Stage::bytes, full = Handover::full(at.stage);
-        const bool whole = maps.usable() && token + chunk <= segment.end;
-        const int part = wave_of_group();
+        const bool boxes = maps.has_tokens();
+        const int part = wave_of_group(), rows = segment.end - token;
+        // Boxes have rows past the end of the segment, and what follows in memory may be no numbers. Rows of Q need not
+        // be cleared: each makes one row of outputs.
+        const bool is_cut = boxes && rows < chunk && part < 2;
+        const u32 barrier = is_cut ? Handover::landed(part) : full;
         // The record's copies go on while rows are copied. The first record is not there before the wait in
         // copy_record, for which rows need not wait.
-        const bool record_first = !whole && !at.is_first;
+        const bool record_first = !boxes && !at.is_first;
         if (record_first && part == 3 && arch::lane() == 0) {
             copy_record(to, token, false, full);
         }
         arch::wave_sync();
-        if (!whole) {
+        if (!boxes) {
+            copying_warps_sync(); // all quarters of a state have been read
             copy_rows(to, token);
         }
+        const int values = boxes && (Outputs || column < x.value_dim) ? groups : 0;
         if (arch::lane() == 0) {
             if (part == 0) {
-                copy_panels(to + Stage::k, whole ? Stage::panels : 0, maps.k(), x.k_strides, key_head, 0, token, full);
+                copy_panels(to + Stage::k, boxes ? Stage::panels : 0, maps.k(), x.k_strides, key_head, 0, token,
+                            barrier);
             } else if (part == 1) {
-                const int panels = whole && (Outputs || column < x.value_dim) ? groups : 0;
-                copy_panels(to + Stage::v, panels, maps.v(), x.v_strides, head, column, token, full);
+                copy_panels(to + Stage::v, values, maps.v(), x.v_strides, head, column, token, barrier);
             } else if (part == 2) {
-                const int panels = Outputs && whole ? Stage::panels : 0;
+                const int panels = Outputs && boxes ? Stage::panels : 0;
                 copy_panels(to + Stage::q, panels, maps.q(), x.q_strides, key_head, 0, token, full);
             } else if (!record_first) {
                 copy_record(to, token, at.is_first, full);
             }
         }
+        arch::wave_sync();
+        at.is_first = false;
+        if (is_cut) {
+            arch::phase_wait(barrier, at.cut);
+            ++at.cut;
+            const u32 first = to + (part == 0 ? Stage::k : Stage::v);
+            clear_rows(first, part == 0 ? Stage::panels : values, rows);
+            if (arch::lane() == 0) {
+                arch::phase_arrive(full);
+            }
+            arch::wave_sync();
+        }
+    }
+    // Clears rows from `row` on in panels that have been copied, in all lanes of a warp.
+    static DEVICE_MEMBER void clear_rows(u32 to, int panels, int row) {
+        for (int panel = 0; panel < panels; ++panel) {
+#pragma unroll 1
+            for (int at = row * 128 + arch::lane() * 16; at < panel_bytes; at += arch::lanes * 16) {
+                store_shared(to + panel * panel_bytes + at, i32x4{});
+            }
+        }
+        arch::publish_shared();
         arch::wave_sync();
     }
     // Copies 64 rows of some panels of 64 columns, from `column` on.

@@ -85,8 +85,12 @@ class Output {
             const int first = LaneMap(arch::lane()).row(0);
             each([&](char *at, int row, int x) __attribute__((always_inline)) {
                 if (first + row < rows) {
-                    arch::store_global(at, (short)x);
-                    arch::store_global(at + 2, (short)(x >> 16));
+                    if (words) {
+                        arch::store_global(at, x);
+                    } else {
+                        arch::store_global(at, (short)x);
+                        arch::store_global(at + 2, (short)(x >> 16));
+                    }
                 }
             });
         }

@@ -19,8 +19,11 @@ template <int Keys, bool Outputs> struct Stage {
     static constexpr u32 p = t + panel_bytes;
     static constexpr u32 v = p + (Outputs ? panel_bytes : 0);
     static constexpr u32 rows = v + most_groups * panel_bytes;
-    static constexpr u32 full = rows + 2048 - 8; // barrier in shared memory (Handover)
-    static_assert(rows + row_factors * chunk * 4 + 16 <= full, "row factors fit");
+    static constexpr u32 full = rows + 2048 - 8;            // barrier in shared memory (Handover)
+    static constexpr u32 landed = full - 2 * 8;             // of the first stage: barriers of boxes that are awaited
+    static constexpr u32 has_start = landed - 8;            // whether it has an initial state (handed_state.h)
+    static constexpr u32 state_places = has_start - 4 * 16; // where a final state goes (handed_state.h)
+    static_assert(rows + row_factors * chunk * 4 + 16 <= state_places, "row factors fit");
     static constexpr u32 bytes = rows + 2048; // a multiple of 1024, the period of the permutation
     static constexpr int count = 3 * bytes + 1024 <= arch::Traits::shared_bytes ? 3 : 2;
     static constexpr u32 dynamic_bytes = count * bytes + 1024; // 1024 for alignment
@@ -42,18 +45,24 @@ template <class Stage> struct Handover {
             for (int i = 0; i < Stage::count; ++i) {
                 arch::phases_begin(full(i), scan_waves);
             }
+            arch::phases_begin(landed(0), 1);
+            arch::phases_begin(landed(1), 1);
             arch::publish_phases();
         }
         arch::workgroup_sync();
     }
     // Barrier of the copies to a stage.
     static DEVICE_MEMBER u32 full(int stage) { return at(stage) + Stage::full; }
-    // Waits for them. `number`: chunks that were in the stage before this one.
+    // Barrier of boxes that copying warp `part` waits for itself.
+    static DEVICE_MEMBER u32 landed(int part) { return at(0) + Stage::landed + 8 * part; }
+    // Waits for the copies to a stage. `number`: chunks that were in it before this one.
     static DEVICE_MEMBER void wait_full(int stage, int number) { arch::phase_wait(full(stage), number); }
     static DEVICE_MEMBER void wait_empty(int group, int stage) {
         arch::barrier_wait(id(group, stage), 2 * group_threads);
     }
     static DEVICE_MEMBER void empty(int group, int stage) { arch::barrier_arrive(id(group, stage), 2 * group_threads); }
+    // Waits until both warpgroups have come here.
+    static DEVICE_MEMBER void meet() { arch::barrier_wait(7, 2 * group_threads); }
 
   private:
     static DEVICE_MEMBER int id(int group, int stage) { return 1 + 3 * group + stage; }
@@ -78,6 +87,15 @@ template <class Stage> class RingReader {
         }
     }
     DEVICE_MEMBER void give_back() const {}
+    // Stage of the next chunk.
+    DEVICE_MEMBER int next_stage() const { return stage; }
+    // Gives back a stage that is not a chunk's, and goes on.
+    DEVICE_MEMBER void skip() {
+        advance();
+        end_unit();
+    }
+    // Stage of the last chunk of a unit; negative: it has none.
+    DEVICE_MEMBER int last_stage() const { return before; }
     // Gives back the last chunk of a unit, where more units follow.
     DEVICE_MEMBER void end_unit() {
         if (has_previous()) {
@@ -102,6 +120,7 @@ template <class Stage> class RingReader {
 template <class Stage> struct UnitInRing {
     int unit;
     RingReader<Stage> reader;
+    const bool has_starts; // each unit begins with a stage for its initial state
 };
 
 } // namespace prefill

@@ -49,7 +49,9 @@ template <class T, int Keys, bool Outputs = true> class Chunks {
         }
         if constexpr (walks_units(Keys)) {
             if (unit) {
-                reader.end_unit();
+                if (!Outputs) {
+                    reader.end_unit(); // with outputs the final state may come to the last stage first (hand_over)
+                }
                 unit->reader = reader;
             }
         }
@@ -148,6 +150,41 @@ template <int Keys, bool Outputs, class F> DEVICE void run_state_waves(const F &
     f();
 }
 
+// Called before the first chunk of a unit. Where initial states come through the ring, each unit begins with a stage
+// for it: brings the state to `state`, which is zeros, if the unit has one. Otherwise returns false.
+template <int Keys, class Stage>
+DEVICE bool start_unit(State<Keys> &state, const dwk_prefill_scan_args &x, UnitInRing<Stage> &unit) {
+    if constexpr (Stage::outputs) {
+        if (unit.has_starts) {
+            unit.reader.wait();
+            if (*has_start<Stage>(unit.reader.next_stage())) {
+                read_state<Stage, Keys>(state, unit.reader.next_stage(), x.flags & DWK_INITIAL_VALUE_MAJOR);
+            }
+            unit.reader.skip();
+            return true;
+        }
+    }
+    return false;
+}
+
+// Called after the last chunk of a unit: writes the state where the copying warps store it from, if they do.
+template <int Keys, class Stage>
+DEVICE bool hand_over(const State<Keys> &state, const dwk_prefill_scan_args &x, const UnitInRing<Stage> &unit) {
+    if constexpr (Stage::outputs) {
+        const int stage = unit.reader.last_stage();
+        if (stage < 0 || state_place<Stage>(stage, scan_waves - 1)->slot < 0) {
+            return false;
+        }
+        Handover<Stage>::meet();
+        write_state<Stage, Keys>(state, stage, x.flags & DWK_FINAL_VALUE_MAJOR);
+        arch::publish_shared();
+        return true;
+    }
+    return false;
+}
+// Gives the last chunk's stage back.
+template <class Stage> DEVICE void end_unit(UnitInRing<Stage> &unit) { unit.reader.end_unit(); }
+
 DEVICE bool are_fewer_workgroups_than(int units) { return arch::workgroups() < units; }
 
 // Walks units workgroup(), workgroup() + workgroups(), ... of `units`. locate(unit, work, segment) says what a unit is;
@@ -174,11 +211,11 @@ DEVICE void walk_units(const dwk_prefill_scan_args &x, Maps maps, int units, con
                 Copier(x, maps, segment, work, work.slab * slab_columns<Keys, Outputs>()).run(at);
             }
         }
-        Copier::end(at);
+        Copier::end(x, maps, at);
         arch::end_wave();
     }
     arch::take_registers<shared_registers>();
-    UnitInRing<Stage> at{arch::workgroup(), RingReader<Stage>()};
+    UnitInRing<Stage> at{arch::workgroup(), RingReader<Stage>(), maps.has_initial_state()};
 #pragma unroll 1
     for (; at.unit < units; at.unit += arch::workgroups()) {
         Work work;

@@ -91,68 +91,163 @@ pub(crate) struct LaunchArguments {
     scan_groups: u32,
     scan_threads: u32,
     /// Of `scan` and `summarise`, where they take them; made when one of both is launched first.
-    maps: OnceLock<TokenMaps>,
+    maps: OnceLock<TensorMaps>,
     short: dwk_prefill_short_args,
     short_groups: u32,
     /// `prefill_fused`, where it has the arguments above: on the fused path.
     fused: FusedArguments,
 }
 
-/// Descriptions of q, k and v for the copy engine of NVIDIA GPUs (TMA): boxes of 64 tokens and 64 columns of a head.
+/// Descriptions of q, k, v and states for the copy engine of NVIDIA GPUs (TMA).
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct TokenMaps {
-    tensors: [TensorMap; 3],
-    /// 1: the maps can be used. Otherwise the kernels copy without them, which tensors of any strides allow.
+struct TensorMaps {
+    tensors: [TensorMap; 5],
+    /// Bits: [`Self::TOKENS`], [`Self::FINAL_STATE`], [`Self::INITIAL_STATE`]. Without them the kernels copy in other ways, which all tensors allow.
     usable: u32,
     /// Tokens of each sequence in a tensor with a stride for sequences.
     sequence_tokens: u32,
 }
 
-const _: () = assert!(size_of::<TokenMaps>() == abi::DWK_TOKEN_MAPS_BYTES as usize);
+const _: () = assert!(size_of::<TensorMaps>() == abi::DWK_MAPS_BYTES as usize);
 
-impl TokenMaps {
-    fn new(x: &dwk_prefill_scan_args, context: &Context) -> TokenMaps {
-        let sequence_tokens = x.tokens.checked_div(x.sequences).unwrap_or(0);
-        let map = |address, strides: dwk_token_strides, heads: i32, columns: i32| {
-            // A tensor without a stride for sequences is one sequence of all tokens.
-            let (tokens, sequences) = match strides.sequence {
-                0 => (x.tokens, 1),
-                _ => (sequence_tokens, x.sequences),
-            };
-            let sequence_stride = strides.sequence + i64::from(tokens) * strides.token;
-            // A dimension of one element may have any stride.
-            let bytes = |stride: i64, count: i32| match count {
-                1 => Some(16),
-                _ => u64::try_from(2 * stride).ok(),
-            };
-            let tensor = BoxedTensor {
-                address,
-                dimensions: [columns, heads, tokens, sequences].map(|n| n as u64),
-                strides: [
-                    bytes(strides.head, heads)?,
-                    bytes(strides.token, tokens)?,
-                    bytes(sequence_stride, sequences)?,
-                ],
-                of_box: [1, 64, 1],
-            };
-            context.hip().tensor_map(&tensor)
-        };
-        let tensors = || {
+impl TensorMaps {
+    /// q, k and v are described.
+    const TOKENS: u32 = 1;
+    /// The final state is described.
+    const FINAL_STATE: u32 = 2;
+    /// The initial state is described.
+    const INITIAL_STATE: u32 = 4;
+
+    fn new(x: &dwk_prefill_scan_args, context: &Context) -> TensorMaps {
+        let mut maps = TensorMaps::default();
+        let tokens = || {
             Some([
-                map(x.q, x.q_strides, x.key_heads, x.key_dim)?,
-                map(x.k, x.k_strides, x.key_heads, x.key_dim)?,
-                map(x.v, x.v_strides, x.value_heads, x.value_dim)?,
+                Self::of_tokens(x, context, x.q, x.q_strides, [x.key_heads, x.key_dim])?,
+                Self::of_tokens(x, context, x.k, x.k_strides, [x.key_heads, x.key_dim])?,
+                Self::of_tokens(x, context, x.v, x.v_strides, [x.value_heads, x.value_dim])?,
             ])
         };
-        match tensors() {
-            Some(tensors) => TokenMaps {
-                tensors,
-                usable: 1,
-                sequence_tokens: sequence_tokens as u32,
-            },
-            None => TokenMaps::default(),
+        if let Some(tensors) = tokens() {
+            maps.tensors[..3].copy_from_slice(&tensors);
+            maps.usable |= Self::TOKENS;
+            maps.sequence_tokens = Self::sequence_tokens(x) as u32;
         }
+        let states = [
+            (
+                Self::INITIAL_STATE,
+                x.initial_state,
+                x.initial_type,
+                x.initial_strides,
+                abi::DWK_INITIAL_VALUE_MAJOR,
+            ),
+            (
+                Self::FINAL_STATE,
+                x.final_state.cast_const(),
+                x.final_type,
+                x.final_strides,
+                abi::DWK_FINAL_VALUE_MAJOR,
+            ),
+        ];
+        for (map, (bit, address, dtype, strides, flag)) in maps.tensors[3..].iter_mut().zip(states)
+        {
+            let value_major = x.flags & flag != 0;
+            if let Some(state) = Self::of_state(x, context, address, dtype, strides, value_major) {
+                *map = state;
+                maps.usable |= bit;
+            }
+        }
+        maps
+    }
+
+    fn sequence_tokens(x: &dwk_prefill_scan_args) -> i32 {
+        x.tokens.checked_div(x.sequences).unwrap_or(0)
+    }
+
+    /// q, k or v in boxes of 64 tokens and 64 columns of a head.
+    fn of_tokens(
+        x: &dwk_prefill_scan_args,
+        context: &Context,
+        address: *const c_void,
+        strides: dwk_token_strides,
+        [heads, columns]: [i32; 2],
+    ) -> Option<TensorMap> {
+        // A tensor without a stride for sequences is one sequence of all tokens.
+        let (tokens, sequences) = match strides.sequence {
+            0 => (x.tokens, 1),
+            _ => (Self::sequence_tokens(x), x.sequences),
+        };
+        let sequence_stride = strides.sequence + i64::from(tokens) * strides.token;
+        Self::describe(
+            context,
+            2,
+            address,
+            columns,
+            [
+                (heads, strides.head),
+                (tokens, strides.token),
+                (sequences, sequence_stride),
+            ],
+            [1, 64, 1],
+        )
+    }
+
+    /// A state in boxes of 32 columns of 128 keys or, if it is value-major, of 32 keys of 64 columns. Only f32.
+    fn of_state(
+        x: &dwk_prefill_scan_args,
+        context: &Context,
+        address: *const c_void,
+        dtype: i32,
+        strides: dwk_state_strides,
+        value_major: bool,
+    ) -> Option<TensorMap> {
+        if address.is_null() || dtype != abi::DWK_F32 as i32 {
+            return None;
+        }
+        let (columns, rows, rows_of_box) = match value_major {
+            true => (x.key_dim, x.value_dim, 64),
+            false => (x.value_dim, x.key_dim, 128),
+        };
+        let slots = if x.slots > 0 { x.slots } else { x.sequences };
+        Self::describe(
+            context,
+            4,
+            address,
+            columns,
+            [
+                (rows, strides.row),
+                (x.value_heads, strides.head),
+                (slots, strides.sequence),
+            ],
+            [rows_of_box, 1, 1],
+        )
+    }
+
+    /// A tensor of contiguous rows of `columns`; `outer`: elements and stride, in elements, of each other dimension.
+    fn describe(
+        context: &Context,
+        element_bytes: u32,
+        address: *const c_void,
+        columns: i32,
+        outer: [(i32, i64); 3],
+        of_box: [u32; 3],
+    ) -> Option<TensorMap> {
+        let mut tensor = BoxedTensor {
+            element_bytes,
+            address,
+            dimensions: [columns as u64, 0, 0, 0],
+            strides: [0; 3],
+            of_box,
+        };
+        for (i, (count, stride)) in outer.into_iter().enumerate() {
+            tensor.dimensions[i + 1] = count as u64;
+            // A dimension of one element may have any stride.
+            tensor.strides[i] = match count {
+                1 => 16,
+                _ => u64::try_from(i64::from(element_bytes) * stride).ok()?,
+            };
+        }
+        context.hip().tensor_map(&tensor)
     }
 }
 
@@ -519,7 +614,7 @@ impl Shape {
         let to = (context, stream, part);
         let maps = |role| match self.target.second_argument_bytes(role) {
             0 => Context::no_maps(),
-            _ => ptr::from_ref(x.maps.get_or_init(|| TokenMaps::new(&x.scan, context))).cast(),
+            _ => ptr::from_ref(x.maps.get_or_init(|| TensorMaps::new(&x.scan, context))).cast(),
         };
         let args = |prepare, scan| dwk_prefill_fused_args {
             prepare,
