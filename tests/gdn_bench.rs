@@ -143,7 +143,7 @@ fn kernels_of_another_version_are_not_launched() {
     let other = [
         // Another argument struct, a larger second argument, and another format of the list.
         format!("{format}\n{}", changed(5, "16")),
-        format!("{format}\n{}", changed(6, "512")),
+        format!("{format}\n{}", changed(6, "1024")),
         format!("format 1\n{kernels}"),
         kernels.to_owned(),
     ];

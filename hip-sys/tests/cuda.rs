@@ -776,6 +776,7 @@ fn no_devices() {
 
 /// A tensor of 4 heads of 128 columns, 100 tokens and 2 sequences.
 const TENSOR: BoxedTensor = BoxedTensor {
+    element_bytes: 2,
     address: core::ptr::without_provenance(0x1000),
     dimensions: [128, 4, 100, 2],
     strides: [256, 1024, 102_400],
@@ -794,6 +795,19 @@ fn tensors_are_described() {
     // interleave, the 128-byte swizzle, promotion to 256 bytes of L2, zeros past the end.
     let call = "0:cuTensorMapEncodeTiled(1, 1000, 128/0/64/1 4/256/1/1 100/1024/64/1 2/102400/1/1 , 0 3 3 0)";
     assert_eq!(fake.log(), [call]);
+
+    let of_f32 = BoxedTensor {
+        element_bytes: 4,
+        ..TENSOR
+    };
+    assert_eq!(fake.hip.tensor_map(&of_f32), described);
+    // Type 2: 32 bits, of which a box has half as many.
+    assert_eq!(
+        fake.log(),
+        [
+            "0:cuTensorMapEncodeTiled(2, 1000, 128/0/32/1 4/256/1/1 100/1024/64/1 2/102400/1/1 , 0 3 3 0)"
+        ]
+    );
 
     // What the driver would refuse is not asked for.
     let unaligned = BoxedTensor {

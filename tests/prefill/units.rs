@@ -1,5 +1,5 @@
-//! Workgroups of `prefill_fused` that walk several units of work, because the batch has more units of few chunks than the
-//! device has compute units: the bits of one workgroup for each unit.
+//! Workgroups of `prefill_fused` or `prefill_scan` that walk several units of work, because the batch has more units of few
+//! chunks than the device has compute units: the bits of one workgroup for each unit.
 
 use deltawave::prefill::{Prefill, PrefillPath};
 use deltawave::types::{Dtype, StateLayout};
@@ -12,22 +12,33 @@ use crate::short::{kind, vary};
 
 const LENGTHS: [usize; 11] = [128, 17, 0, 64, 65, 1, 100, 0, 33, 127, 128];
 
-/// Cases that between them use every option, type and size of K. V has at most one slab.
-fn cases() -> Vec<Case> {
+/// Cases that between them use every option, type and size of K with which workgroups of a path walk several units.
+fn cases(path: PrefillPath) -> Vec<Case> {
     let mut cases = Vec::new();
-    let sizes = [
-        (128, 128),
-        (16, 16),
-        (48, 112),
-        (64, 32),
-        (96, 48),
-        (112, 16),
-    ];
+    let sizes = match path {
+        // V has at most one slab.
+        PrefillPath::Fused => [
+            (128, 128),
+            (16, 16),
+            (48, 112),
+            (64, 32),
+            (96, 48),
+            (112, 16),
+        ],
+        _ => [
+            (128, 128),
+            (80, 256),
+            (128, 176),
+            (128, 64),
+            (96, 48),
+            (112, 16),
+        ],
+    };
     for (i, (k, v)) in sizes.into_iter().enumerate() {
         for dtype in [Dtype::Bf16, Dtype::F16] {
             let mut case = Case::new(spec(dtype, 2, 4, k, v), &LENGTHS);
             vary(&mut case, i);
-            case.spec.path = PrefillPath::Fused;
+            case.spec.path = path;
             if i == 3 {
                 case.initial = None;
             }
@@ -47,16 +58,20 @@ fn crowded(case: &Case, compute_units: u32) -> Case {
 /// Lengths on the host and on the device.
 #[test]
 fn bits_of_a_workgroup_for_each_unit() {
-    for (i, case) in cases().iter().enumerate() {
+    for (i, case) in [PrefillPath::Fused, PrefillPath::Split]
+        .into_iter()
+        .flat_map(cases)
+        .enumerate()
+    {
         let data = case.data();
-        let expected = run(&context(), case, &data);
-        check_output(case, &data, &expected, 2.0);
+        let expected = run(&context(), &case, &data);
+        check_output(&case, &data, &expected, 2.0);
         for (compute_units, entry) in [
             (1 + i as u32 % 5, Entry::Packed),
             (7, Entry::Packed),
             (3, Entry::Device { wide: false }),
         ] {
-            let mut crowded = crowded(case, compute_units);
+            let mut crowded = crowded(&case, compute_units);
             crowded.entry = entry;
             let output = run(&context(), &crowded, &data);
             let name = format!("case {i}, {compute_units} compute units, {entry:?}");
@@ -95,28 +110,41 @@ fn pools() {
         (StateLayout::ValueMajor, Dtype::F32),
         (StateLayout::ValueMajor, Dtype::Bf16),
     ] {
-        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 48), &[100, 128, 0, 17, 70, 64]);
-        case.spec.path = PrefillPath::Fused;
-        case.spec.compute_units = Some(2);
-        case.padding = 30;
-        let kind = kind(dtype, layout, 1).expect("a kind");
-        let mut pool = PoolCase::new(kind, 7, &[4, -1, 3, 0, 6, 1]);
-        pool.gaps = [3, 5];
-        check_pool(&context(), &case, &pool);
-        // Only read from there, and only written there.
-        pool.write_slots = Some(vec![2, -1, 3, -1, 5, 1]);
-        pool.slots = Some(vec![4, -1, 3, 0, -1, 1]);
-        let output = check_pool(&context(), &case, &pool);
-        case.spec.compute_units = None;
-        let expected = check_pool(&context(), &case, &pool);
-        assert_same_bits(&expected, &output, "a pool");
+        for (path, k, v, gaps) in [
+            (PrefillPath::Fused, 64, 48, [3, 5]),
+            (PrefillPath::Split, 128, 128, [0, 0]),
+            (PrefillPath::Split, 128, 96, [4, 8]),
+            (PrefillPath::Split, 80, 144, [3, 5]),
+        ] {
+            let mut case = Case::new(spec(Dtype::Bf16, 1, 2, k, v), &[100, 128, 0, 17, 70, 64]);
+            case.spec.path = path;
+            case.spec.compute_units = Some(2);
+            case.padding = 30;
+            let kind = kind(dtype, layout, 1).expect("a kind");
+            let mut pool = PoolCase::new(kind, 7, &[4, -1, 3, 0, 6, 1]);
+            pool.gaps = gaps;
+            check_pool(&context(), &case, &pool);
+            // Only read from there, and only written there.
+            pool.write_slots = Some(vec![2, -1, 3, -1, 5, 1]);
+            pool.slots = Some(vec![4, -1, 3, 0, -1, 1]);
+            let output = check_pool(&context(), &case, &pool);
+            case.spec.compute_units = None;
+            let expected = check_pool(&context(), &case, &pool);
+            assert_same_bits(&expected, &output, "a pool");
+        }
     }
 }
 
 #[test]
 fn snapshots() {
-    let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 48), &[128, 100, 64, 0, 90]);
-    case.spec.path = PrefillPath::Fused;
+    check_snapshots(PrefillPath::Fused, 32, 48);
+    check_snapshots(PrefillPath::Split, 128, 128);
+}
+
+fn check_snapshots(path: PrefillPath, key_dim: usize, value_dim: usize) {
+    let heads = spec(Dtype::Bf16, 1, 2, key_dim, value_dim);
+    let mut case = Case::new(heads, &[128, 100, 64, 0, 90]);
+    case.spec.path = path;
     let data = case.data();
     let plan = Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens());
     let wanted = SnapshotCase {
@@ -132,6 +160,17 @@ fn snapshots() {
     let (output, same) = of(&crowded(&case, 2));
     assert_same_bits(&expected, &output, "outputs");
     assert!(bits(&taken) == bits(&same), "snapshots");
+}
+
+/// What a sequence holds does not reach the unit before it in memory, whose last chunk is not whole, nor the one after.
+#[test]
+fn neighbours_do_not_leak() {
+    let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 128, 128), &[70, 100, 90, 0, 5]);
+    case.spec.path = PrefillPath::Split;
+    for compute_units in [None, Some(3)] {
+        case.spec.compute_units = compute_units;
+        crate::varlen::check_isolation(case.clone());
+    }
 }
 
 /// Where lengths on the device choose the path, the same launch serves both.
