@@ -20,19 +20,21 @@ template <int Keys, bool Outputs> class Copier {
     DEVICE_MEMBER Copier(const dwk_prefill_scan_args &x, Maps maps, const Segment &s, const Work &work, int column)
         : x(x), maps(maps), segment(s), head(work.head), key_head(work.key_head), column(column) {}
 
-    // Place in the ring.
+    // Place in the ring, in few registers.
     struct Place {
-        int stage = 0;         // of the next chunk
-        u32 states = 0;        // bits of stages that have a final state, or will have it
-        u32 overwritten = 0;   // bits of stages whose zeros in T and P a state has overwritten
-        int cut = 0;           // chunks so far of which this warp has cleared rows past the end
-        bool is_first = true;  // no chunk was copied yet
-        bool is_again = false; // all stages have been used
+        // Bits: of each stage, that it has a final state or will have it, and that a state has overwritten zeros of T
+        // and P; no chunk was copied yet; all stages have been used; this warp has cleared an odd number of chunks'
+        // ends.
+        static constexpr u32 state = 1, overwritten = 8, first = 64, again = 128, odd = 256;
+        int stage = 0; // of the next chunk
+        u32 bits = first;
 
+        DEVICE_MEMBER bool is_first() const { return bits & first; }
+        DEVICE_MEMBER bool is_again() const { return bits & again; }
         DEVICE_MEMBER void advance() {
             if (++stage == Stage::count) {
                 stage = 0;
-                is_again = true;
+                bits |= again;
             }
         }
     };
@@ -54,7 +56,7 @@ template <int Keys, bool Outputs> class Copier {
     // Waits until all stages have been given back, and stores the states that are there.
     static DEVICE_MEMBER void end(const dwk_prefill_scan_args &x, const Maps &maps, Place &at) {
         for (int i = 0; i < Stage::count; ++i) {
-            if (at.is_again || i < at.stage) {
+            if (at.is_again() || i < at.stage) {
                 wait_empty(i, groups_of_units());
                 store_state<true>(x, maps, at, i);
             }
@@ -75,7 +77,7 @@ template <int Keys, bool Outputs> class Copier {
     template <bool Units> DEVICE_MEMBER void copy_all(Place &at, int groups) {
 #pragma unroll 1
         for (int token = segment.begin; token < segment.end; token += chunk) {
-            if (at.is_again) {
+            if (at.is_again()) {
                 wait_empty(at.stage, groups);
             }
             if constexpr (Units) {
@@ -90,11 +92,11 @@ template <int Keys, bool Outputs> class Copier {
     }
     // Copies an initial state to the next stage, a quarter in each warp, if it has a slot.
     DEVICE_MEMBER void copy_state(Place &at, int slot) const {
-        if (at.is_again) {
+        if (at.is_again()) {
             wait_empty(at.stage, groups_of_units());
         }
         store_state<false>(x, maps, at, at.stage);
-        at.overwritten |= (slot >= 0 ? 1u : 0u) << at.stage;
+        at.bits |= (slot >= 0 ? Place::overwritten : 0) << at.stage;
         const int quarter = own_quarter();
         if (arch::lane() == 0) {
             if (quarter == 2) { // of the last warp
@@ -113,8 +115,8 @@ template <int Keys, bool Outputs> class Copier {
     // Makes a stage that was given back ready for a chunk.
     DEVICE_MEMBER void free_stage(Place &at) const {
         store_state<false>(x, maps, at, at.stage);
-        if (at.overwritten >> at.stage & 1) {
-            at.overwritten &= ~(1u << at.stage);
+        if (at.bits & Place::overwritten << at.stage) {
+            at.bits &= ~(Place::overwritten << at.stage);
             if (wave_of_group() == 3) {
                 clear_upper_blocks<Stage>(shared_address(ring()) + at.stage * Stage::bytes, 0, 1);
                 arch::publish_shared();
@@ -128,8 +130,7 @@ template <int Keys, bool Outputs> class Copier {
         const bool wanted = maps.has_final_state() && x.final_state && segment.last;
         const int slot = wanted ? slot_of(x, x.write_slots, segment.sequence) : -1;
         if (slot >= 0) {
-            at.states |= 1u << at.stage;
-            at.overwritten |= 1u << at.stage;
+            at.bits |= (Place::state | Place::overwritten) << at.stage;
         }
         const int part = wave_of_group(); // in all lanes, because it exchanges numbers between them
         if (arch::lane() == 0) {
@@ -141,10 +142,10 @@ template <int Keys, bool Outputs> class Copier {
     template <bool Written>
     static DEVICE_MEMBER void store_state(const dwk_prefill_scan_args &x, const Maps &maps, Place &at, int stage) {
         if constexpr (Outputs) {
-            if (!(at.states >> stage & 1)) {
+            if (!(at.bits & Place::state << stage)) {
                 return;
             }
-            at.states &= ~(1u << stage);
+            at.bits &= ~(Place::state << stage);
             const int part = wave_of_group(), quarter = own_quarter();
             if (arch::lane() == 0) {
                 store_quarter<Stage, Written>(maps, stage, quarter, *state_place<Stage>(stage, part),
@@ -174,7 +175,7 @@ template <int Keys, bool Outputs> class Copier {
         const u32 barrier = is_cut ? Handover::landed(part) : full;
         // The record's copies go on while rows are copied. The first record is not there before the wait in
         // copy_record, for which rows need not wait.
-        const bool record_first = !boxes && !at.is_first;
+        const bool record_first = !boxes && !at.is_first();
         if (record_first && part == 3 && arch::lane() == 0) {
             copy_record(to, token, false, full);
         }
@@ -194,14 +195,14 @@ template <int Keys, bool Outputs> class Copier {
                 const int panels = Outputs && boxes ? Stage::panels : 0;
                 copy_panels(to + Stage::q, panels, maps.q(), x.q_strides, key_head, 0, token, full);
             } else if (!record_first) {
-                copy_record(to, token, at.is_first, full);
+                copy_record(to, token, at.is_first(), full);
             }
         }
         arch::wave_sync();
-        at.is_first = false;
+        at.bits &= ~Place::first;
         if (is_cut) {
-            arch::phase_wait(barrier, at.cut);
-            ++at.cut;
+            arch::phase_wait(barrier, (at.bits & Place::odd) != 0);
+            at.bits ^= Place::odd;
             const u32 first = to + (part == 0 ? Stage::k : Stage::v);
             clear_rows(first, part == 0 ? Stage::panels : values, rows);
             if (arch::lane() == 0) {
