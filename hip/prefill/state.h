@@ -133,19 +133,14 @@ DEVICE int first_slot(const dwk_prefill_scan_args &x, int sequence) {
     return has_state ? slot : -1;
 }
 
-// Loads an initial state from a slot.
-template <int Keys>
-DEVICE void load_first_state(State<Keys> &state, const dwk_prefill_scan_args &x, int slot, int head, int column) {
-    const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DWK_INITIAL_VALUE_MAJOR, slot,
-                         head);
-    load_state<Keys>(state, from, column, x.key_dim, x.value_dim);
-}
 // Loads the initial state of a sequence, unless it starts from zeros.
 template <int Keys>
 DEVICE void first_state(State<Keys> &state, const dwk_prefill_scan_args &x, int sequence, int head, int column) {
     const int slot = first_slot(x, sequence);
     if (slot >= 0) {
-        load_first_state<Keys>(state, x, slot, head, column);
+        const StateView from(x.initial_state, x.initial_strides, x.initial_type, x.flags & DWK_INITIAL_VALUE_MAJOR,
+                             slot, head);
+        load_state<Keys>(state, from, column, x.key_dim, x.value_dim);
     }
 }
 

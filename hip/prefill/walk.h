@@ -11,7 +11,7 @@
 //       .finish()                  after the last chunk
 //   ChunksOfHbm<T, Keys>           the same with outputs and another order of loads, if orders_loads(Keys)
 //   Maps, MAPS_PARAMETER, MAPS_OF(kernel)
-//                                  descriptions of q, k and v that the host gives to a kernel, if any
+//                                  descriptions of q, k, v and states that the host gives to a kernel, if any
 //   run_helper_waves<T, Keys, Outputs>(x, segment, work, maps)
 //                                  runs the waves that do not hold the state and ends them; returns in the others
 //   run_state_waves<Keys, Outputs>(f)
@@ -21,6 +21,11 @@
 //                                  whether the launch has fewer workgroups than units of work
 //   walk_units<T, Keys, Outputs>(x, maps, units, locate, f)
 //                                  the walks of a workgroup that takes several units of work, if walks_units(Keys)
+//   start_unit<Keys>(state, x, unit)
+//                                  before the first chunk of such a unit: loads its initial state, or returns false
+//   hand_over<Keys>(state, x, unit)
+//                                  after its last chunk: lets other waves store its final state, or returns false
+//   end_unit(unit)                 after both
 #pragma once
 
 #include "state.h"
@@ -39,6 +44,13 @@ namespace prefill {
 DEVICE bool are_fewer_workgroups_than(int) { return false; }
 template <class T, int Keys, bool Outputs, class Locate, class F>
 DEVICE void walk_units(const dwk_prefill_scan_args &, Maps, int, const Locate &, const F &) {}
+template <int Keys, class Unit> DEVICE bool start_unit(State<Keys> &, const dwk_prefill_scan_args &, Unit &) {
+    return false;
+}
+template <int Keys, class Unit> DEVICE bool hand_over(const State<Keys> &, const dwk_prefill_scan_args &, Unit &) {
+    return false;
+}
+template <class Unit> DEVICE void end_unit(Unit &) {}
 } // namespace prefill
 #endif
 

@@ -23,7 +23,7 @@ pub struct Target {
     pub(crate) units_chunks: u32,
     /// Workgroups of `prefill_summarise`, for each of [`KEY_BUCKETS`].
     summarise: [Walk; KEY_BUCKETS.len()],
-    /// Whether `prefill_scan` and `prefill_summarise` take descriptions of q, k and v, with which the copy engine (TMA) reads
+    /// Whether `prefill_scan` and `prefill_summarise` take descriptions of q, k, v and states, with which the copy engine (TMA) reads
     /// them, as a second argument.
     takes_maps: bool,
     /// Workgroups of `prefill_fused`, for each of the first [`FUSED_BUCKETS`] of [`KEY_BUCKETS`].

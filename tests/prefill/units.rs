@@ -5,8 +5,8 @@ use deltawave::prefill::{Prefill, PrefillPath};
 use deltawave::types::{Dtype, StateLayout};
 
 use crate::common::{
-    Case, Entry, PoolCase, SnapshotCase, assert_same_bits, bits, check_output, check_pool, context,
-    is_cdna, run, run_snapshots, spec,
+    Case, Entry, Layout, PoolCase, SnapshotCase, assert_same_bits, bits, check_output, check_pool,
+    context, is_cdna, run, run_snapshots, spec,
 };
 use crate::short::{kind, vary};
 
@@ -25,13 +25,14 @@ fn cases(path: PrefillPath) -> Vec<Case> {
             (96, 48),
             (112, 16),
         ],
+        // On sm_90a K is from 65 to 128, and V has more than 64 columns.
         _ => [
             (128, 128),
             (80, 256),
             (128, 176),
-            (128, 64),
-            (96, 48),
-            (112, 16),
+            (128, 80),
+            (96, 144),
+            (112, 96),
         ],
     };
     for (i, (k, v)) in sizes.into_iter().enumerate() {
@@ -80,6 +81,36 @@ fn bits_of_a_workgroup_for_each_unit() {
     }
 }
 
+/// States in f32 without gaps, which the copy engine of sm_90a moves: in both layouts, with boxes past K and V, with several
+/// slabs, with sequences that start from zeros, and beside tokens that it cannot move.
+#[test]
+fn states_without_gaps() {
+    for (i, (k, v)) in [(128, 128), (80, 256), (128, 176), (96, 80), (112, 96)]
+        .into_iter()
+        .enumerate()
+    {
+        for (layout, other) in [
+            (StateLayout::KeyMajor, StateLayout::ValueMajor),
+            (StateLayout::ValueMajor, StateLayout::KeyMajor),
+        ] {
+            let mut case = Case::new(spec(Dtype::Bf16, 2, 4, k, v), &LENGTHS);
+            case.spec.path = PrefillPath::Split;
+            case.initial = kind(Dtype::F32, layout, 0);
+            case.final_state = kind(Dtype::F32, other, 0);
+            case.layout = [Layout::Dense, Layout::Padded(3, 5, 1)][i % 2];
+            let has_initial = [1, 0, 1, 1, 1].into_iter().cycle();
+            case.has_initial = (i % 2 == 0).then(|| has_initial.take(LENGTHS.len()).collect());
+            let data = case.data();
+            let expected = run(&context(), &case, &data);
+            check_output(&case, &data, &expected, 2.0);
+            for compute_units in [1, 5] {
+                let output = run(&context(), &crowded(&case, compute_units), &data);
+                assert_same_bits(&expected, &output, &format!("K {k}, V {v}, {layout:?}"));
+            }
+        }
+    }
+}
+
 /// No unit has chunks, or one has, or all are of one chunk.
 #[test]
 fn few_chunks() {
@@ -114,13 +145,15 @@ fn pools() {
             (PrefillPath::Fused, 64, 48, [3, 5]),
             (PrefillPath::Split, 128, 128, [0, 0]),
             (PrefillPath::Split, 128, 96, [4, 8]),
+            (PrefillPath::Split, 96, 176, [0, 4]),
             (PrefillPath::Split, 80, 144, [3, 5]),
         ] {
             let mut case = Case::new(spec(Dtype::Bf16, 1, 2, k, v), &[100, 128, 0, 17, 70, 64]);
             case.spec.path = path;
             case.spec.compute_units = Some(2);
             case.padding = 30;
-            let kind = kind(dtype, layout, 1).expect("a kind");
+            // The copy engine of sm_90a moves states whose strides are multiples of 16 bytes.
+            let kind = kind(dtype, layout, gaps[0] % 2).expect("a kind");
             let mut pool = PoolCase::new(kind, 7, &[4, -1, 3, 0, 6, 1]);
             pool.gaps = gaps;
             check_pool(&context(), &case, &pool);

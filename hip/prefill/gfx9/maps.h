@@ -1,4 +1,4 @@
-// Descriptions of q, k and v (../walk.h): the host gives none on CDNA.
+// Descriptions of q, k, v and states (../walk.h): the host gives none on CDNA.
 #pragma once
 
 namespace prefill {

@@ -22,11 +22,13 @@ template <int Keys, bool Outputs> class Copier {
 
     // Place in the ring, in few registers.
     struct Place {
-        // Bits: of each stage, that it has a final state or will have it, and that a state has overwritten zeros of T
-        // and P; no chunk was copied yet; all stages have been used; this warp has cleared an odd number of chunks'
-        // ends.
-        static constexpr u32 state = 1, overwritten = 8, first = 64, again = 128, odd = 256;
-        int stage = 0; // of the next chunk
+        static_assert(Stage::count <= 3, "a stage has a bit each");
+        static constexpr u32 state = 1;       // shifted by the stage: it has a final state, or will have it
+        static constexpr u32 overwritten = 8; // shifted by the stage: a state has overwritten zeros of T and P
+        static constexpr u32 first = 64;      // no chunk was copied yet
+        static constexpr u32 again = 128;     // all stages have been used
+        static constexpr u32 odd = 256;       // this warp has cleared the ends of an odd number of chunks
+        int stage = 0;                        // of the next chunk
         u32 bits = first;
 
         DEVICE_MEMBER bool is_first() const { return bits & first; }
@@ -45,7 +47,8 @@ template <int Keys, bool Outputs> class Copier {
         Place at;
         copy_all<false>(at, groups<Stage>());
     }
-    // Copies the initial state and the chunks of a unit.
+    // Copies the initial state and the chunks of a unit. No kernel that comes just before this one in a prefill may
+    // write initial states: copies do not wait for it.
     DEVICE_MEMBER void run(Place &at) {
         if (Outputs && maps.has_initial_state()) {
             copy_state(at, segment.summarised ? -1 : first_slot(x, segment.sequence));
@@ -53,14 +56,18 @@ template <int Keys, bool Outputs> class Copier {
         }
         copy_all<true>(at, groups_of_units());
     }
-    // Waits until all stages have been given back, and stores the states that are there.
+    // Waits until all stages have been given back, stores the states that are there, and waits until all are in memory.
     static DEVICE_MEMBER void end(const dwk_prefill_scan_args &x, const Maps &maps, Place &at) {
         for (int i = 0; i < Stage::count; ++i) {
             if (at.is_again() || i < at.stage) {
                 wait_empty(i, groups_of_units());
-                store_state<true>(x, maps, at, i);
+                store_state(x, maps, at, i);
             }
         }
+        if (arch::lane() == 0) {
+            arch::await_stores();
+        }
+        arch::wave_sync();
     }
     static DEVICE_MEMBER void clear_stages() {
         for (int i = 0; i < Stage::count; ++i) {
@@ -95,7 +102,7 @@ template <int Keys, bool Outputs> class Copier {
         if (at.is_again()) {
             wait_empty(at.stage, groups_of_units());
         }
-        store_state<false>(x, maps, at, at.stage);
+        store_state(x, maps, at, at.stage);
         at.bits |= (slot >= 0 ? Place::overwritten : 0) << at.stage;
         const int quarter = own_quarter();
         if (arch::lane() == 0) {
@@ -114,7 +121,7 @@ template <int Keys, bool Outputs> class Copier {
     }
     // Makes a stage that was given back ready for a chunk.
     DEVICE_MEMBER void free_stage(Place &at) const {
-        store_state<false>(x, maps, at, at.stage);
+        store_state(x, maps, at, at.stage);
         if (at.bits & Place::overwritten << at.stage) {
             at.bits &= ~(Place::overwritten << at.stage);
             if (wave_of_group() == 3) {
@@ -139,7 +146,6 @@ template <int Keys, bool Outputs> class Copier {
         arch::wave_sync();
     }
     // Stores a quarter of the state in a stage, if it has one: the quarter that lies where this warp copies to.
-    template <bool Written>
     static DEVICE_MEMBER void store_state(const dwk_prefill_scan_args &x, const Maps &maps, Place &at, int stage) {
         if constexpr (Outputs) {
             if (!(at.bits & Place::state << stage)) {
@@ -148,8 +154,8 @@ template <int Keys, bool Outputs> class Copier {
             at.bits &= ~(Place::state << stage);
             const int part = wave_of_group(), quarter = own_quarter();
             if (arch::lane() == 0) {
-                store_quarter<Stage, Written>(maps, stage, quarter, *state_place<Stage>(stage, part),
-                                              x.flags & DWK_FINAL_VALUE_MAJOR);
+                store_quarter<Stage>(maps, stage, quarter, *state_place<Stage>(stage, part),
+                                     x.flags & DWK_FINAL_VALUE_MAJOR);
             }
             arch::wave_sync();
         }

@@ -107,8 +107,8 @@ DEVICE void copy_quarter(const Maps &maps, int stage, int quarter, StatePlace pl
     }
 }
 
-// Starts to store quarter `quarter` of the state in a stage, and waits until it has been read or written.
-template <class Stage, bool Written>
+// Stores quarter `quarter` of the state in a stage. Returns when shared memory has been read.
+template <class Stage>
 DEVICE void store_quarter(const Maps &maps, int stage, int quarter, StatePlace place, bool value_major) {
     const u32 from = shared_address(ring()) + stage * Stage::bytes + quarter * (group_state_bytes / 2);
     const int column = place.column + quarter / 2 * 64, half = quarter % 2;
@@ -121,11 +121,7 @@ DEVICE void store_quarter(const Maps &maps, int stage, int quarter, StatePlace p
         arch::store_box(maps.final_state(), from, column + 32 * half, 0, place.head, place.slot);
     }
     arch::commit_stores();
-    if constexpr (Written) {
-        arch::await_stores();
-    } else {
-        arch::await_store_reads<0>();
-    }
+    arch::await_store_reads<0>();
 }
 
 } // namespace prefill

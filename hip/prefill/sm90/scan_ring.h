@@ -55,7 +55,7 @@ template <class Stage> struct Handover {
     static DEVICE_MEMBER u32 full(int stage) { return at(stage) + Stage::full; }
     // Barrier of boxes that copying warp `part` waits for itself.
     static DEVICE_MEMBER u32 landed(int part) { return at(0) + Stage::landed + 8 * part; }
-    // Waits for the copies to a stage. `number`: chunks that were in it before this one.
+    // Waits for the copies to a stage. `number`: uses of the stage before this one.
     static DEVICE_MEMBER void wait_full(int stage, int number) { arch::phase_wait(full(stage), number); }
     static DEVICE_MEMBER void wait_empty(int group, int stage) {
         arch::barrier_wait(id(group, stage), 2 * group_threads);

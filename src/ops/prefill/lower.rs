@@ -103,7 +103,8 @@ pub(crate) struct LaunchArguments {
 #[derive(Clone, Copy, Default)]
 struct TensorMaps {
     tensors: [TensorMap; 5],
-    /// Bits: [`Self::TOKENS`], [`Self::FINAL_STATE`], [`Self::INITIAL_STATE`]. Without them the kernels copy in other ways, which all tensors allow.
+    /// Bits: [`Self::TOKENS`], [`Self::FINAL_STATE`], [`Self::INITIAL_STATE`]. Without a bit, threads of the kernels move
+    /// that data themselves, which works for any strides.
     usable: u32,
     /// Tokens of each sequence in a tensor with a stride for sequences.
     sequence_tokens: u32,
