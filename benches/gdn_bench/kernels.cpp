@@ -27,8 +27,8 @@ void enqueue(const Stream &stream, const Kernel &kernel, int64_t workgroups, Arg
         throw Failure(kernel.name + " takes " + std::to_string(kernel.argument_bytes) +
                       " bytes of arguments, and this program was compiled for " + std::to_string(sizeof arguments) +
                       ": kernels and program are of different versions");
-    // Descriptions of q, k and v for the copy engine of NVIDIA GPUs: zeros, so that the kernel copies their rows
-    // itself.
+    // Descriptions of q, k, v and states for the copy engine of NVIDIA GPUs: zeros, so that the kernel's threads move
+    // them.
     alignas(64) char maps[DWK_MAPS_BYTES] = {};
     if (kernel.second_argument_bytes > sizeof maps)
         throw Failure(kernel.name + " takes a second argument of " + std::to_string(kernel.second_argument_bytes) +

@@ -29,7 +29,7 @@ How:
     --cache MIB              the largest cache: copies of the tensors exceed it twice (256; on the simulator 0)
     --device N               the device (0)
     --library FILE           launch through libdeltawave_c.so, with its plans; on NVIDIA GPUs the copy engine then reads
-                             q, k and v
+                             q, k and v, and moves states of short sequences
     --segments N             with --library: segments of the longest sequence, to be walked in parallel; 1: sequences
                              are not cut (as the library plans)
     --kernels DIR            what `deltawave info --save-kernels DIR` wrote (kernels, beside this program)

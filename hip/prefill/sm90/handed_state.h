@@ -87,39 +87,41 @@ template <class Stage, int Keys> DEVICE void read_state(State<Keys> &s, int stag
                                   });
 }
 
-// Starts to copy quarter `quarter` of a state to a stage, 16 KiB, if it has a slot. The phase of the barrier at `full`
-// waits for it.
-template <class Stage>
-DEVICE void copy_quarter(const Maps &maps, int stage, int quarter, StatePlace place, bool value_major, u32 full) {
-    const u32 to = shared_address(ring()) + stage * Stage::bytes + quarter * (group_state_bytes / 2);
-    const int column = place.column + quarter / 2 * 64, half = quarter % 2;
-    arch::phase_arrive_expecting(full, place.slot >= 0 ? group_state_bytes / 2 : 0);
-    if (place.slot < 0) {
-        return;
-    }
+// Calls f(address in shared memory, first element of a row, first row) for each box of quarter `quarter` of a state in
+// a stage: one, or two if it is value-major. `column`: the workgroup's first value column.
+template <class Stage, class F>
+DEVICE void for_each_box(int stage, int quarter, int column, bool value_major, const F &f) {
+    const u32 at = shared_address(ring()) + stage * Stage::bytes + quarter * (group_state_bytes / 2);
+    const int first = column + quarter / 2 * 64, half = quarter % 2;
     if (value_major) {
         for (int box = 0; box < 2; ++box) {
-            arch::copy_box(to + box * (64 * 128), maps.initial_state(), 64 * half + 32 * box, column, place.head,
-                           place.slot, full);
+            f(at + box * (64 * 128), 64 * half + 32 * box, first);
         }
     } else {
-        arch::copy_box(to, maps.initial_state(), column + 32 * half, 0, place.head, place.slot, full);
+        f(at, first + 32 * half, 0);
     }
 }
 
-// Stores quarter `quarter` of the state in a stage. Returns when shared memory has been read.
+// Starts to copy a quarter of the initial state in `place` to a stage, 16 KiB, if it has a slot. The phase of the
+// barrier at `full` waits for it.
+template <class Stage>
+DEVICE void copy_quarter(const Maps &maps, int stage, int quarter, StatePlace place, bool value_major, u32 full) {
+    arch::phase_arrive_expecting(full, place.slot >= 0 ? group_state_bytes / 2 : 0);
+    if (place.slot >= 0) {
+        for_each_box<Stage>(stage, quarter, place.column, value_major,
+                            [&](u32 to, int element, int row) __attribute__((always_inline)) {
+                                arch::copy_box(to, maps.initial_state(), element, row, place.head, place.slot, full);
+                            });
+    }
+}
+
+// Stores a quarter of the final state in a stage to `place`. Returns when shared memory has been read.
 template <class Stage>
 DEVICE void store_quarter(const Maps &maps, int stage, int quarter, StatePlace place, bool value_major) {
-    const u32 from = shared_address(ring()) + stage * Stage::bytes + quarter * (group_state_bytes / 2);
-    const int column = place.column + quarter / 2 * 64, half = quarter % 2;
-    if (value_major) {
-        for (int box = 0; box < 2; ++box) {
-            arch::store_box(maps.final_state(), from + box * (64 * 128), 64 * half + 32 * box, column, place.head,
-                            place.slot);
-        }
-    } else {
-        arch::store_box(maps.final_state(), from, column + 32 * half, 0, place.head, place.slot);
-    }
+    for_each_box<Stage>(stage, quarter, place.column, value_major,
+                        [&](u32 from, int element, int row) __attribute__((always_inline)) {
+                            arch::store_box(maps.final_state(), from, element, row, place.head, place.slot);
+                        });
     arch::commit_stores();
     arch::await_store_reads<0>();
 }
