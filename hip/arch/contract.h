@@ -43,6 +43,9 @@
 //   Tile, elements                      16x16 f32, held by a wave: a vector of `elements` floats a lane
 //   Run, run                            a lane's elements in consecutive rows: a vector of `run` floats
 //   LaneMap(lane).row(e) .column(e)     row and column of element e
+//   place_in_block(block, row, column)  place of an element among 16x16 blocks in shared memory (math/inverse.h)
+//   BlockMap(map).place(block, e) .transposed_place(block, e)
+//                                       place of element e, or of element e of the transposed block
 //   each_on_diagonal(tile, map, f)      f(i, element i of the diagonal) for those of the lane
 //   ColumnFactor, columns_at(v, map)    one number for each column: multiplies a tile
 //   minus_product(c, a, b)              c - a b, element by element

@@ -11,32 +11,32 @@ namespace math {
 
 using namespace tile;
 
-// 16x16 f32 blocks in shared memory, through which lanes exchange them. Stored by columns. The column's number permutes
-// its 16-byte quarters, which avoids bank conflicts.
+// 16x16 f32 blocks in shared memory, through which lanes exchange them. Stored by columns. The target permutes columns
+// and their 16-byte quarters, which avoids bank conflicts.
 template <int Count> struct SomeBlocks {
     static constexpr int count = Count;
     // Accessed as vectors, through pointers: clang 22 takes what is cast directly from an element of a member for as
     // aligned as that element.
     alignas(16) float at[count * 16 * 16];
 
-    static DEVICE_MEMBER int place(int block, int row, int column) {
-        return (block * 16 + column) * 16 + (row / 4 ^ (column >> 1 & 3)) * 4 + row % 4;
-    }
+    static DEVICE_MEMBER int place(int block, int row, int column) { return arch::place_in_block(block, row, column); }
 
     DEVICE_MEMBER void put(int block, Tile x, LaneMap at_) {
+        const arch::BlockMap map(at_);
         for (int e = 0; e < elements; e += arch::run) {
             arch::Run consecutive;
             for (int i = 0; i < arch::run; ++i) {
                 consecutive[i] = x[e + i];
             }
-            float *const to = at + place(block, at_.row(e), at_.column(e));
+            float *const to = at + map.place(block, e);
             *(arch::Run *)to = consecutive;
         }
     }
     DEVICE_MEMBER Tile get(int block, LaneMap at_) const {
+        const arch::BlockMap map(at_);
         Tile out;
         for (int e = 0; e < elements; e += arch::run) {
-            const float *const from = at + place(block, at_.row(e), at_.column(e));
+            const float *const from = at + map.place(block, e);
             const arch::Run consecutive = *(const arch::Run *)from;
             for (int i = 0; i < arch::run; ++i) {
                 out[e + i] = consecutive[i];
@@ -45,9 +45,10 @@ template <int Count> struct SomeBlocks {
         return out;
     }
     DEVICE_MEMBER Tile get_transposed(int block, LaneMap at_) const {
+        const arch::BlockMap map(at_);
         Tile out;
         for (int e = 0; e < elements; ++e) {
-            out[e] = at[place(block, at_.column(e), at_.row(e))];
+            out[e] = at[map.transposed_place(block, e)];
         }
         return out;
     }

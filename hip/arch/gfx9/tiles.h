@@ -37,6 +37,24 @@ class LaneMap {
     int only_column;
 };
 
+// Place of an element among 16x16 f32 blocks in LDS (math/inverse.h): blocks by columns, of which the column's number
+// permutes the quarters of four rows, which avoids bank conflicts.
+DEVICE int place_in_block(int block, int row, int column) {
+    return (block * 16 + column) * 16 + (row / 4 ^ (column >> 1 & 3)) * 4 + row % 4;
+}
+// Place of a lane's element of a block, or of the transposed block.
+class BlockMap {
+  public:
+    DEVICE_MEMBER explicit BlockMap(LaneMap at) : at(at) {}
+    DEVICE_MEMBER int place(int block, int e) const { return place_in_block(block, at.row(e), at.column(e)); }
+    DEVICE_MEMBER int transposed_place(int block, int e) const {
+        return place_in_block(block, at.column(e), at.row(e));
+    }
+
+  private:
+    const LaneMap at;
+};
+
 // Calls f(i, x[i][i]) for this lane's elements on the diagonal of a tile.
 template <class F> DEVICE void each_on_diagonal(Tile x, LaneMap at, F f) {
     for (int e = 0; e < elements; ++e) {

@@ -29,6 +29,32 @@ class LaneMap {
     int first_column;
 };
 
+// Place of an element among 16x16 f32 blocks in shared memory (math/inverse.h): blocks by columns. Columns and quarters
+// of four rows are permuted. There are no bank conflicts where a lane accesses two rows of its column of a tile, or an
+// element of the transposed tile, and where half of the lanes read a quarter of one block and the others that of the
+// next.
+DEVICE int place_in_block(int block, int row, int column) {
+    const int quarter = row / 4 ^ (column >> 1 & 1) ^ ((column >> 1 ^ column >> 2) & 1) * 2 ^ (block & 1);
+    return (block * 16 + (column ^ (column >> 1 & 1))) * 16 + quarter * 4 + row % 4;
+}
+// Place of a lane's element of a block, or of the transposed block. Written so that all places of a lane are one that
+// depends on the lane, with some bits inverted, plus a constant.
+class BlockMap {
+  public:
+    DEVICE_MEMBER explicit BlockMap(LaneMap at)
+        : of_lane(place_in_block(0, at.row(0), at.column(0))),
+          transposed_of_lane(place_in_block(0, at.column(0), at.row(0))) {}
+    DEVICE_MEMBER int place(int block, int e) const {
+        return (of_lane ^ (e / 4 * 8 ^ (block & 1) * 4)) + e / 2 % 2 * 128 + block * 256;
+    }
+    DEVICE_MEMBER int transposed_place(int block, int e) const {
+        return (transposed_of_lane ^ (e % 2 * 16 ^ e / 2 % 2 * 8 ^ (block & 1) * 4)) + e / 4 * 128 + block * 256;
+    }
+
+  private:
+    const int of_lane, transposed_of_lane;
+};
+
 // Calls f(i, x[i][i]) for this lane's elements on the diagonal of a tile: two in the lanes that have some.
 template <class F> DEVICE void each_on_diagonal(Tile x, LaneMap at, F f) {
     const int column = at.column(0);

@@ -301,6 +301,7 @@ mod tests {
             summaries,
             chains: (summaries / 2).min(sequences) as u32,
             longest_chunks: 0,
+            even: false,
             short: 0,
         }
     }
@@ -378,6 +379,7 @@ mod tests {
                 summaries: 30,
                 chains: 3,
                 longest_chunks: 0,
+                even: false,
                 short: 0,
             };
             let machine = Machine::new(8, &Target::of("gfx942").costs, [1; 3], 30);

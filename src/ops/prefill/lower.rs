@@ -570,6 +570,7 @@ impl Shape {
             summaries: sent.count,
             chains: 0,
             longest_chunks: sent.longest_chunks,
+            even: false,
             short: 0,
         };
         lowered.summarise = dwk_prefill_scan_args {

@@ -134,6 +134,7 @@ impl LocalBlocks {
             summaries: self.order.len(),
             chains: self.chains.len() as u32,
             longest_chunks: self.walked.first().map_or(0, chunks_of) as u32,
+            even: false,
             short: 0,
         }
     }

@@ -19,7 +19,9 @@ pub(crate) use machine::{Machine, two_in_one};
 pub(super) use uneven::Uneven;
 
 /// Numbers of segments (`items`), of segments that another follows (`summaries`), of sequences of more than two
-/// segments (`chains`), and of chunks of the longest segment. `short`: sequences that `prefill_short` computes, which are
+/// segments (`chains`), and of chunks of the longest segment. `even`: whether no sequence is cut and all
+/// are known to have as many.
+/// `short`: sequences that `prefill_short` computes, which are
 /// no items; if only the device knows the lengths, all sequences are both, and each kernel picks its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
@@ -27,6 +29,7 @@ pub(super) struct Counts {
     pub(super) summaries: usize,
     pub(super) chains: u32,
     pub(super) longest_chunks: u32,
+    pub(super) even: bool,
     pub(super) short: usize,
 }
 
@@ -62,12 +65,14 @@ pub(super) const CHAIN_WORDS: usize = 2;
 
 impl Partition {
     pub(super) fn counts(&self) -> Counts {
-        let longest_chunks = self.items.iter().map(|i| i.chunks as u32).max();
+        let chunks = || self.items.iter().map(|i| i.chunks as u32);
+        let longest_chunks = chunks().max();
         Counts {
             items: self.items.len(),
             summaries: self.summaries,
             chains: self.chains.len() as u32,
             longest_chunks: longest_chunks.unwrap_or(0),
+            even: self.summaries == 0 && chunks().min() == longest_chunks,
             short: self.short.len(),
         }
     }
@@ -160,6 +165,7 @@ pub(super) fn counts(chunks: &[usize], cut: Cut) -> Counts {
         summaries,
         chains,
         longest_chunks: longest_chunks as u32,
+        even: summaries == 0 && chunks.iter().all(|&n| n == chunks[0]),
         short: 0,
     }
 }

@@ -354,6 +354,7 @@ impl Shape {
             summaries,
             chains: (summaries / 2).min(self.sequences) as u32,
             longest_chunks: self.whole().longest_chunks,
+            even: false,
             short: 0,
         };
         self.check_grids(most)?;
@@ -380,6 +381,7 @@ impl Shape {
             summaries: 0,
             chains: 0,
             longest_chunks: self.chunk_entries().div_ceil(self.sequences.max(1)) as u32,
+            even: false,
             short: 0,
         }
     }

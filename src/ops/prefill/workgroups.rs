@@ -66,7 +66,8 @@ impl Shape {
 
     /// Workgroups of scan, of `threads` threads, that are launched for `units` of work: fewer where each walks several.
     /// Units are dealt before anyone knows when they end, so a workgroup may have one long unit more than others. Long
-    /// segments are walked so only where each workgroup has many, and where the host knows the lengths.
+    /// segments are walked so only where the host knows the lengths, and where each workgroup has many units or all have
+    /// as many chunks.
     pub(super) fn scan_workgroups(&self, counts: Counts, threads: u32, units: u32) -> u32 {
         let key_dim = self.spec.heads.key_dim;
         // Only these are compiled for that (`walks_units`).
@@ -75,7 +76,10 @@ impl Shape {
         let short = self.target.units_chunks;
         let groups = units.min(self.compute_units as u32);
         let of_each = units.div_ceil(groups.max(1));
+        /// Chunks of equal segments up to which it was measured.
+        const MEASURED: u32 = 64;
         let most = match self.guess {
+            None if counts.even => MEASURED,
             None => short.max(of_each.saturating_mul(2).min(4 * short)),
             // The mean length decides then.
             Some(_) => short,
@@ -294,31 +298,37 @@ mod tests {
     /// One workgroup for each multiprocessor where segments are short, or many and not long, as measured on an H200.
     #[test]
     fn workgroups_of_scan_walk_several_short_segments() {
-        for (sequences, tokens, groups) in [
-            (256, 128_usize, 132),
-            (1024, 64, 132),
-            (128, 256, 132),
-            (2, 128, 64),
-            (128, 257, 132),
-            (16, 512, 132),
-            (15, 512, 132),
-            (12, 512, 384),
-            (32, 1024, 132),
-            (24, 1024, 768),
-            (128, 1025, 4096),
-            (8, 4096, 256),
+        // `equal`: workgroups if all segments have as many chunks.
+        for (sequences, tokens, groups, equal) in [
+            (256, 128_usize, 132, 132),
+            (1024, 64, 132, 132),
+            (128, 256, 132, 132),
+            (2, 128, 64, 64),
+            (128, 257, 132, 132),
+            (16, 512, 132, 132),
+            (15, 512, 132, 132),
+            (12, 512, 384, 132),
+            (32, 1024, 132, 132),
+            (24, 1024, 768, 132),
+            (128, 1025, 4096, 132),
+            (8, 4096, 256, 132),
+            (8, 4097, 256, 256),
         ] {
-            let counts = Counts {
+            let mut counts = Counts {
                 items: sequences,
                 summaries: 0,
                 chains: 0,
                 longest_chunks: tokens.div_ceil(64) as u32,
+                even: false,
                 short: 0,
             };
             let units = 32 * sequences as u32;
             let lengths = vec![tokens; sequences];
             let shape_of = on_an_h200([16, 32], &lengths);
             assert_eq!(shape_of.scan_workgroups(counts, 384, units), groups);
+            assert_eq!(shape_of.scan_workgroups(counts, 256, units), units);
+            counts.even = true;
+            assert_eq!(shape_of.scan_workgroups(counts, 384, units), equal);
             assert_eq!(shape_of.scan_workgroups(counts, 256, units), units);
             // Mean lengths say less.
             let of_device = shape_of.of_device().expect("a plan");

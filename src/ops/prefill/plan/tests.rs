@@ -68,8 +68,28 @@ fn every_chunk_is_in_one_segment() {
         assert!((0..lengths.len()).all(ends), "{segment}");
         // `counts` agrees with the division.
         let (made, known) = (cut.counts(), counts(&lengths, Cut::Chunks(segment)));
-        let numbers = |c: Counts| (c.items, c.summaries, c.chains);
+        let numbers = |c: Counts| (c.items, c.summaries, c.chains, c.even);
         assert_eq!(numbers(made), numbers(known));
+    }
+}
+
+#[test]
+fn even_batches_are_found() {
+    for (chunks, segment, even) in [
+        (&[5, 5, 5][..], 5, true),
+        (&[5, 5, 5], 9, true),
+        (&[5, 5, 4], 5, false),
+        (&[5, 0, 5], 5, false),
+        (&[4, 4], 2, false), // cut
+        (&[7], 7, true),
+        (&[], 1, true),
+    ] {
+        assert_eq!(
+            counts(chunks, Cut::Chunks(segment)).even,
+            even,
+            "{chunks:?}"
+        );
+        assert_eq!(cut(chunks, Cut::Chunks(segment)).counts().even, even);
     }
 }
 
