@@ -45,7 +45,7 @@
 //   LaneMap(lane).row(e) .column(e)     row and column of element e
 //   place_in_block(block, row, column)  place of an element among 16x16 blocks in shared memory (math/inverse.h)
 //   BlockMap(map).place(block, e) .transposed_place(block, e)
-//                                       place of element e, or of element e of the transposed block
+//                                       place of element e, a multiple of `run`, or of the transposed block's element e
 //   each_on_diagonal(tile, map, f)      f(i, element i of the diagonal) for those of the lane
 //   ColumnFactor, columns_at(v, map)    one number for each column: multiplies a tile
 //   minus_product(c, a, b)              c - a b, element by element

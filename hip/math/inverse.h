@@ -11,8 +11,8 @@ namespace math {
 
 using namespace tile;
 
-// 16x16 f32 blocks in shared memory, through which lanes exchange them. Stored by columns. The target permutes columns
-// and their 16-byte quarters, which avoids bank conflicts.
+// 16x16 f32 blocks in shared memory, through which lanes exchange them. Stored by columns, which the target
+// permutes (place_in_block) so that banks do not conflict.
 template <int Count> struct SomeBlocks {
     static constexpr int count = Count;
     // Accessed as vectors, through pointers: clang 22 takes what is cast directly from an element of a member for as

@@ -111,6 +111,27 @@ fn states_without_gaps() {
     }
 }
 
+/// Equal sequences of more chunks than those that are walked so because they are short.
+#[test]
+fn equal_sequences() {
+    let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 128, 128), &[1930, 1984, 1921]);
+    case.spec.path = PrefillPath::Split;
+    case.spec.segments = Some(1);
+    case.initial = kind(Dtype::F32, StateLayout::KeyMajor, 0);
+    case.final_state = kind(Dtype::F32, StateLayout::ValueMajor, 0);
+    let data = case.data();
+    let expected = run(&context(), &crowded(&case, 1 << 20), &data);
+    check_output(&case, &data, &expected, 2.0);
+    for compute_units in [1, 4] {
+        let output = run(&context(), &crowded(&case, compute_units), &data);
+        assert_same_bits(
+            &expected,
+            &output,
+            &format!("{compute_units} compute units"),
+        );
+    }
+}
+
 /// No unit has chunks, or one has, or all are of one chunk.
 #[test]
 fn few_chunks() {

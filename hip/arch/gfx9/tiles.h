@@ -37,8 +37,8 @@ class LaneMap {
     int only_column;
 };
 
-// Place of an element among 16x16 f32 blocks in LDS (math/inverse.h): blocks by columns, of which the column's number
-// permutes the quarters of four rows, which avoids bank conflicts.
+// Place of an element among 16x16 f32 blocks in LDS (math/inverse.h): blocks by columns. The column's number permutes
+// the column's quarters of four rows, which avoids bank conflicts.
 DEVICE int place_in_block(int block, int row, int column) {
     return (block * 16 + column) * 16 + (row / 4 ^ (column >> 1 & 3)) * 4 + row % 4;
 }

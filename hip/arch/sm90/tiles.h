@@ -30,15 +30,15 @@ class LaneMap {
 };
 
 // Place of an element among 16x16 f32 blocks in shared memory (math/inverse.h): blocks by columns. Columns and quarters
-// of four rows are permuted. There are no bank conflicts where a lane accesses two rows of its column of a tile, or an
-// element of the transposed tile, and where half of the lanes read a quarter of one block and the others that of the
-// next.
+// of four rows are permuted, so that none of these accesses has a bank conflict: two rows of a lane's column of a tile;
+// an element of the transposed tile; a quarter of a lane's column; a quarter of one block in half of the lanes, and
+// that of the next block in the others.
 DEVICE int place_in_block(int block, int row, int column) {
     const int quarter = row / 4 ^ (column >> 1 & 1) ^ ((column >> 1 ^ column >> 2) & 1) * 2 ^ (block & 1);
     return (block * 16 + (column ^ (column >> 1 & 1))) * 16 + quarter * 4 + row % 4;
 }
-// Place of a lane's element of a block, or of the transposed block. Written so that all places of a lane are one that
-// depends on the lane, with some bits inverted, plus a constant.
+// Place of a lane's element of a block, or of the transposed block; place() has even elements only. A place is that of
+// element 0 in block 0 with some bits inverted, plus what does not depend on the lane. So few registers hold addresses.
 class BlockMap {
   public:
     DEVICE_MEMBER explicit BlockMap(LaneMap at)
