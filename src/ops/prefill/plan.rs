@@ -19,10 +19,9 @@ pub(crate) use machine::{Machine, two_in_one};
 pub(super) use uneven::Uneven;
 
 /// Numbers of segments (`items`), of segments that another follows (`summaries`), of sequences of more than two
-/// segments (`chains`), and of chunks of the longest segment. `even`: whether all segments
-/// are known to have equally many chunks, and none has a summary.
-/// `short`: sequences that `prefill_short` computes, which are
-/// no items; if only the device knows the lengths, all sequences are both, and each kernel picks its own.
+/// segments (`chains`), and of chunks of the longest segment. `even`: whether all segments are known to have equally many
+/// chunks, and none has a summary. `short`: sequences that `prefill_short` computes, which are no items; if only the
+/// device knows the lengths, all sequences are both, and each kernel picks its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub(super) items: usize,
