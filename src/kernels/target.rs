@@ -17,9 +17,9 @@ pub struct Target {
     scan: [Walk; KEY_BUCKETS.len()],
     /// Most chunks of a segment with which a wide workgroup of `prefill_scan` walks several, for K from 65 to 128: only as
     /// many are launched as there are compute units. Each loads its next segment while it finishes one. Where the
-    /// host knows the lengths, also twice as many chunks as a workgroup has units of work, up to four times this, and equal
-    /// sequences up to eight times this. If it is not 0, workgroups of `prefill_summarise` and `prefill_combine` take several segments, too, where the device makes the
-    /// list. 0: a workgroup walks one.
+    /// host knows the lengths, also twice as many chunks as a workgroup has units of work, up to four times this, and
+    /// equal sequences up to eight times this. If it is not 0, workgroups of `prefill_summarise` and `prefill_combine`
+    /// take several segments, too, where the device makes the list. 0: a workgroup walks one.
     pub(crate) units_chunks: u32,
     /// Workgroups of `prefill_summarise`, for each of [`KEY_BUCKETS`].
     summarise: [Walk; KEY_BUCKETS.len()],
