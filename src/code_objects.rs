@@ -28,6 +28,7 @@ impl CodeObject {
 
 /// Bytes at a page-aligned address.
 #[repr(C, align(4096))]
+#[allow(dead_code, reason = "a build without kernels embeds nothing")]
 struct Aligned<T: ?Sized>(T);
 
 include!(concat!(env!("OUT_DIR"), "/code_objects.rs"));
