@@ -29,40 +29,53 @@ DEVICE int next_that(bool forgets, const dwk_prefill_combine_args &x, int first,
     return count;
 }
 
-// Combines one unit of work. Returns false past the end of the list, where all later units are, too.
-template <int Keys>
-DEVICE bool combine_unit(const dwk_prefill_combine_args &x, prefill::StateExchange<Keys> &exchange, int unit) {
+// A unit of work: 16 columns of the summaries of a chain, for a value head. Past the end of the list `count` is 0.
+struct ChainUnit {
+    int first, count, head, slab;
+};
+DEVICE ChainUnit chain_unit(const dwk_prefill_combine_args &x, int unit) {
     // Slabs of a (sequence, value head) read the same M, so they go to one die.
     const dispatch::Dealt to = dispatch::dealt(unit, x.chains_count * x.value_heads, x.slabs, x.dies);
     const int chain = arch::uniform_value(to.unit / x.value_heads);
     const int first = min_of(max_of(arch::uniform(x.chains + 2 * chain), 0), x.summaries);
     const int count = min_of(arch::uniform(x.chains + 2 * chain + 1), x.summaries - first);
-    const int head = to.unit - chain * x.value_heads;
-    // Combines each run of segments that do not forget. The state before such a run is known.
+    return ChainUnit{first, count, to.unit - chain * x.value_heads, to.member};
+}
+
+// Combines each run of segments that do not forget. The state before such a run is known.
+template <int Keys>
+DEVICE void combine_unit(const dwk_prefill_combine_args &x, prefill::StateExchange<Keys> &exchange, ChainUnit unit) {
 #pragma unroll 1
-    for (int segment = 1; segment < count;) {
-        const int begin = next_that(false, x, first, head, segment, count);
-        segment = next_that(true, x, first, head, begin, count);
+    for (int segment = 1; segment < unit.count;) {
+        const int begin = next_that(false, x, unit.first, unit.head, segment, unit.count);
+        segment = next_that(true, x, unit.first, unit.head, begin, unit.count);
         if (begin < segment) {
-            Chain<Keys>(x, exchange, first + begin - 1, head, to.member).run(segment - begin + 1);
+            Chain<Keys>(x, exchange, unit.first + begin - 1, unit.head, unit.slab).run(segment - begin + 1);
         }
     }
-    return count > 0;
 }
 
 template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
     SHARED static prefill::StateExchange<Keys> exchange;
-    arch::wait_for_previous_kernel();
-    arch::let_next_kernel_begin();
     const int units = x.chains_count * x.value_heads * x.slabs;
     int unit = arch::workgroup();
+    // The list is older than the kernel before.
+    ChainUnit work = chain_unit(x, unit);
+    if (work.count <= 0) {
+        arch::end_without_work();
+        return;
+    }
+    arch::wait_for_previous_kernel();
+    arch::let_next_kernel_begin();
 #pragma unroll 1
     do {
-        if (!combine_unit<Keys>(x, exchange, unit)) {
+        combine_unit<Keys>(x, exchange, work);
+        unit = prefill::next_unit(unit);
+        if (unit >= units) {
             break;
         }
-        unit = prefill::next_unit(unit);
-    } while (unit < units);
+        work = chain_unit(x, unit);
+    } while (work.count > 0);
 }
 
 } // namespace

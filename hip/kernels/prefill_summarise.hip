@@ -89,6 +89,12 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
     };
     // Columns beyond V count as zeros.
     if constexpr (walks_units(Keys)) {
+        // Segments that are summarised come first in the list, which is older than the kernel before.
+        const Segment segment = segment_of(x, work_of(x, arch::workgroup()).item);
+        if (!segment.exists || segment.last) {
+            arch::end_without_work();
+            return;
+        }
         const int units = x.items_count * x.value_heads * x.slabs;
         walk_units<T, Keys, false>(
             x, maps, units, locate,

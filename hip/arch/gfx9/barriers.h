@@ -8,6 +8,7 @@ namespace arch {
 // Nothing to wait for: kernels of a stream do not overlap on this target.
 DEVICE void wait_for_previous_kernel() {}
 DEVICE void let_next_kernel_begin() {}
+DEVICE void end_without_work() {}
 
 // Barrier of all waves of the workgroup. Makes LDS visible: a bare s_barrier does not wait for LDS.
 DEVICE void workgroup_sync() {

@@ -23,6 +23,16 @@ DEVICE int lane() { return thread() & (lanes - 1); }
 // Threads of this workgroup.
 DEVICE int threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
 
+// In place of `wait_for_previous_kernel` and `let_next_kernel_begin` (barriers.h), in a workgroup that has no work and
+// ends here. Kernels before this one then may run on when the next one begins, except those that were complete when
+// this one began: all but the one before. One workgroup waits, so that this kernel is not complete before they are.
+DEVICE void end_without_work() {
+    let_next_kernel_begin();
+    if (workgroup() == 0) {
+        wait_for_previous_kernel();
+    }
+}
+
 // Reads x of lane `from`.
 DEVICE int read_lane(int x, int from) { return __nvvm_shfl_sync_idx_i32(0xffffffff, x, from, 0x1f); }
 DEVICE float read_lane(float x, int from) { return bits<float>(read_lane(bits<int>(x), from)); }
