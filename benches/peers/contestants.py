@@ -110,9 +110,10 @@ class Deltawave:
         spec = dw.DecodeSpec(step.key_heads, step.value_heads, D, D, step.dtype, qk_l2norm=True, scale=x.scale,
                              tokens=step.tokens)
         before, o = x.pool.transpose(-1, -2).contiguous(), torch.empty_like(x.v)
-        pool = before.clone()  # [B, HV, V, K], as FlashInfer's
+        pool = before.clone()  # [B, HV, V, K], as FlashInfer's, and with slots in memory, as there
+        slots = torch.arange(step.batch, dtype=torch.int32, device=pool.device)
         launch = dw.Decode(self.context(), spec, step.batch).bind(q=x.q, k=x.k, v=x.v, o=o, a=x.a, b=x.b, a_log=x.a_log,
-                                                                  dt_bias=x.dt_bias, pool=pool,
+                                                                  dt_bias=x.dt_bias, pool=pool, slots=slots,
                                                                   pool_layout="value_major")
         return launched(launch, o, pool.transpose(-1, -2), before=lambda: pool.copy_(before))
 
