@@ -104,7 +104,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Whether a launch takes seconds on the simulator: other cases show what all modes and orders show.
+/// Whether a launch takes seconds on the simulator. Such cases run in one mode and three orders.
 fn is_large(case: &Case) -> bool {
     case.lengths.len() > 1000 || case.lengths.iter().any(|&tokens| tokens > 64 * 64)
 }

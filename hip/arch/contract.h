@@ -21,8 +21,8 @@
 //   end_wave()                          ends this wave; the others go on
 //   wait_for_previous_kernel()          returns when the kernels before this one in the stream are complete
 //   let_next_kernel_begin()             the next kernel may be started; nothing where kernels never overlap
-//   end_without_work()                  in place of both, in a workgroup that ends without having read what the kernel
-//                                       before writes
+//   end_without_work()                  in place of both, in a workgroup without work, which ends. What it has read is
+//                                       older than the kernel before, and than kernels before that which may end so
 //   -- compiler.h
 //   uniform(p)                          load of memory that nobody writes, at an address equal in all lanes
 //   uniform_value(x) uniform_pointer(p)  x or p, declared equal in all lanes

@@ -59,7 +59,7 @@ template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
     SHARED static prefill::StateExchange<Keys> exchange;
     const int units = x.chains_count * x.value_heads * x.slabs;
     int unit = arch::workgroup();
-    // The list is older than the kernel before.
+    // The list is older than prefill_prepare, beside which this kernel may run.
     ChainUnit work = chain_unit(x, unit);
     if (work.count <= 0) {
         arch::end_without_work();

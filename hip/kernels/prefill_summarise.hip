@@ -89,7 +89,7 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
     };
     // Columns beyond V count as zeros.
     if constexpr (walks_units(Keys)) {
-        // Segments that are summarised come first in the list, which is older than the kernel before.
+        // Segments that are summarised come first in the list, which is older than prefill_prepare.
         const Segment segment = segment_of(x, work_of(x, arch::workgroup()).item);
         if (!segment.exists || segment.last) {
             arch::end_without_work();

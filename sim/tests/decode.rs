@@ -275,7 +275,7 @@ fn shipped_kernels_print_as_llvm_prints_them() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hip/kernels");
     let mut jobs = Vec::new();
     for source in files(&folder, "hip") {
-        // What ships. The kernels of these tests show the decoder what other levels make.
+        // What ships. The kernels of these tests are also compiled with -O0 and -O1.
         jobs.push((source, "-O3"));
     }
     let Some(counts) = compile_and_compare_all(&jobs) else {

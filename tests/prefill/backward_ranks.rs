@@ -479,7 +479,7 @@ fn one_call_does_all_steps_of_the_backward() {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        // A quarter of what is asked for: each case is a backward of up to six ranks.
+        // An eighth of what is asked for: each case is a backward of up to six ranks.
         cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).map_or(12, |n: u32| n.div_ceil(8)),
         failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
         ..ProptestConfig::default()

@@ -784,7 +784,7 @@ fn any_layout() -> impl Strategy<Value = (Vec<usize>, usize, usize, Vec<u8>)> {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        // A quarter of what is asked for: each case is a prefill of several ranks.
+        // An eighth of what is asked for: each case is a prefill of several ranks.
         cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).map_or(24, |n: u32| n.div_ceil(8)),
         failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
         ..ProptestConfig::default()

@@ -6,8 +6,8 @@
 namespace arch {
 
 // A kernel may begin before earlier kernels of the stream are complete. It must not read their results before
-// `wait_for_previous_kernel` returns. Call `let_next_kernel_begin` only after that wait: otherwise the next kernel
-// could overtake kernels before this one.
+// `wait_for_previous_kernel` returns. Call `let_next_kernel_begin` only after that wait, because otherwise the next
+// kernel could overtake kernels before this one; `end_without_work` (lanes.h) is the exception.
 DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 

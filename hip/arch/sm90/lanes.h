@@ -24,8 +24,9 @@ DEVICE int lane() { return thread() & (lanes - 1); }
 DEVICE int threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
 
 // In place of `wait_for_previous_kernel` and `let_next_kernel_begin` (barriers.h), in a workgroup that has no work and
-// ends here. Kernels before this one then may run on when the next one begins, except those that were complete when
-// this one began: all but the one before. One workgroup waits, so that this kernel is not complete before they are.
+// ends here. Such kernels in a row may all run beside the kernel before the first of them. So what their workgroups
+// read here, and what the kernel after them reads before it waits, must be older than that kernel. One workgroup waits,
+// so that no kernel is complete before those before it.
 DEVICE void end_without_work() {
     let_next_kernel_begin();
     if (workgroup() == 0) {

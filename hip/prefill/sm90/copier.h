@@ -47,8 +47,8 @@ template <int Keys, bool Outputs> class Copier {
         Place at;
         copy_all<false>(at, groups<Stage>());
     }
-    // Copies the initial state and the chunks of a unit. No kernel that comes just before this one in a prefill may
-    // write initial states: copies do not wait for it.
+    // Copies the initial state and the chunks of a unit. No kernel from prefill_prepare on may write initial states:
+    // copies do not wait for them.
     DEVICE_MEMBER void run(Place &at) {
         if (Outputs && maps.has_initial_state()) {
             copy_state(at, segment.summarised ? -1 : first_slot(x, segment.sequence));
