@@ -65,6 +65,7 @@ fn gates_choose_the_path() {
         let Some(mut case) = choosing(spec(dtype, 1, 2, k, 128), &[64 * 150 + 9]) else {
             return;
         };
+        // With K = 128, which takes longer, one of each path.
         for (gates, path) in [
             (Gates::Normal, PrefillPath::Fused),
             (Gates::Strong, PrefillPath::Fused),
