@@ -611,57 +611,65 @@ typedef struct dwk_norm_backward_args {
 } dwk_norm_backward_args;
 
 /* decode_{bf16,f16}_k{128,256}: the recurrence over `tokens` tokens of every sequence, on a pool of states. One
- * workgroup per (sequence, value head, 32 value columns). flags: DWK_QK_L2NORM, DWK_RAW_GATES,
- * DWK_NEGATIVE_EIGENVALUES, DWK_TILED_HEADS, DWK_ALIGNED, and DWK_INITIAL_VALUE_MAJOR for `state` and `states`.
- * decode_norm_{bf16,f16}: with the gated norm of o, for V = 128 and K up to 128; one workgroup per (sequence, value
- * head), `slabs` is 1. */
+ * workgroup per (sequence, value head, 32 value columns). decode_full_{bf16,f16}, decode_few_{bf16,f16}: the same for K
+ * = 128 and V a multiple of 32. flags: DWK_QK_L2NORM, DWK_RAW_GATES, DWK_NEGATIVE_EIGENVALUES, DWK_TILED_HEADS,
+ * DWK_ALIGNED, and DWK_INITIAL_VALUE_MAJOR for `state` and `states`. decode_norm_{bf16,f16}: with the gated norm of o,
+ * for V = 128 and K up to 128; one workgroup per (sequence, value head), `slabs` is 1. */
 typedef struct dwk_decode_args {
-    const void *q;       /* [B, T, HK, K] */
-    const void *k;       /* [B, T, HK, K] */
-    const void *v;       /* [B, T, HV, V] */
-    const void *g;       /* [B, T, HV]: g, or a with DWK_RAW_GATES; null: no decay */
-    const void *beta;    /* [B, T, HV]: beta, or b with DWK_RAW_GATES; null: 1 */
-    const void *a_log;   /* [HV], with DWK_RAW_GATES */
-    const void *dt_bias; /* [HV], with DWK_RAW_GATES; null: 0 */
-    void *o;             /* [B, T, HV, V] */
-    void *state;         /* [slots, HV, K, V] or [slots, HV, V, K] */
-    void *states;        /* [B, T, HV, ...] as `state`: state after every token; `state` is then not written. Or null */
+    /* In the order of their first use: a kernel waits for each line of its arguments' cache, 64 bytes, when it first
+     * needs one. On sm_90a the first line ends after 48 bytes. */
+    dwk_divisor by_slabs;
+    dwk_divisor by_value_heads;
+    dwk_divisor by_key_heads; /* divides by HV / HK, or by HK with DWK_TILED_HEADS */
+    int32_t slabs;            /* workgroups along V */
+    int32_t value_heads;
+    int32_t key_heads;
+    int32_t tokens; /* tokens per sequence */
+    int32_t value_dim;
+    int32_t key_dim;
+
     const int32_t *slots;             /* [B]: slot that each sequence reads; null: slot n for sequence n */
     const int32_t *write_slots;       /* [B]: slot that each sequence writes; null: the slot that it reads */
     const uint8_t *has_initial_state; /* [B], 0: the sequence starts from zeros; null: every sequence has a state */
-    dwk_token_strides q_strides;
-    dwk_token_strides k_strides;
-    dwk_token_strides v_strides;
-    dwk_token_strides g_strides;
-    dwk_token_strides beta_strides;
-    dwk_token_strides o_strides;
-    dwk_state_strides state_strides;
-    dwk_state_strides states_strides;
-    int64_t states_token;
-    int64_t a_log_stride;
-    int64_t dt_bias_stride;
-    int32_t batch;
-    int32_t tokens; /* tokens per sequence */
-    int32_t slot_count;
-    int32_t key_heads;
-    int32_t value_heads;
-    int32_t key_dim;
-    int32_t value_dim;
+    const void *g;                    /* [B, T, HV]: g, or a with DWK_RAW_GATES; null: no decay */
+    const void *beta;                 /* [B, T, HV]: beta, or b with DWK_RAW_GATES; null: 1 */
     uint32_t flags;
-    float scale;
     int32_t g_type;
     int32_t beta_type;
     int32_t a_log_type;
     int32_t dt_bias_type;
-    int32_t state_type;  /* DWK_F32, DWK_BF16 or DWK_F16 */
+    int32_t state_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
+
+    dwk_token_strides g_strides;
+    dwk_token_strides beta_strides;
+    const void *a_log;   /* [HV], with DWK_RAW_GATES */
+    const void *dt_bias; /* [HV], with DWK_RAW_GATES; null: 0 */
+
+    int64_t a_log_stride;
+    int64_t dt_bias_stride;
+    const void *q; /* [B, T, HK, K] */
+    const void *k; /* [B, T, HK, K] */
+    const void *v; /* [B, T, HV, V] */
+    dwk_token_strides q_strides;
+
+    dwk_token_strides k_strides;
+    dwk_token_strides v_strides;
+    void *state; /* [slots, HV, K, V] or [slots, HV, V, K] */
+    int32_t slot_count;
+    float scale;
+
+    dwk_state_strides state_strides;
+    void *o; /* [B, T, HV, V] */
+    dwk_token_strides o_strides;
+    void *states; /* [B, T, HV, ...] as `state`: state after every token; `state` is then not written. Or null */
+
+    dwk_state_strides states_strides;
+    int64_t states_token;
     int32_t states_type; /* DWK_F32, DWK_BF16 or DWK_F16 */
-    int32_t slabs;       /* workgroups along V */
-    int32_t dies;        /* dies of the GPU, which deals workgroups to them in turn */
+    int32_t batch;
+    int32_t dies; /* dies of the GPU, which deals workgroups to them in turn */
     int32_t pad0;
-    dwk_divisor by_slabs;
-    dwk_divisor by_value_heads;
-    dwk_divisor by_key_heads; /* divides by HV / HK, or by HK with DWK_TILED_HEADS */
-    dwk_norm_args norm;       /* gated norm of o, for decode_norm; V is 128 */
+    dwk_norm_args norm; /* gated norm of o, for decode_norm; V is 128 */
 } dwk_decode_args;
 
 /* decode_draft_{bf16,f16}_k{128,256}: decode for speculative decoding. decode_draft_norm_{bf16,f16}: with the gated

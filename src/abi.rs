@@ -1639,142 +1639,142 @@ impl Default for dwk_norm_backward_args {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct dwk_decode_args {
-    pub q: *const ::core::ffi::c_void,
-    pub k: *const ::core::ffi::c_void,
-    pub v: *const ::core::ffi::c_void,
-    pub g: *const ::core::ffi::c_void,
-    pub beta: *const ::core::ffi::c_void,
-    pub a_log: *const ::core::ffi::c_void,
-    pub dt_bias: *const ::core::ffi::c_void,
-    pub o: *mut ::core::ffi::c_void,
-    pub state: *mut ::core::ffi::c_void,
-    pub states: *mut ::core::ffi::c_void,
+    pub by_slabs: dwk_divisor,
+    pub by_value_heads: dwk_divisor,
+    pub by_key_heads: dwk_divisor,
+    pub slabs: i32,
+    pub value_heads: i32,
+    pub key_heads: i32,
+    pub tokens: i32,
+    pub value_dim: i32,
+    pub key_dim: i32,
     pub slots: *const i32,
     pub write_slots: *const i32,
     pub has_initial_state: *const u8,
-    pub q_strides: dwk_token_strides,
-    pub k_strides: dwk_token_strides,
-    pub v_strides: dwk_token_strides,
-    pub g_strides: dwk_token_strides,
-    pub beta_strides: dwk_token_strides,
-    pub o_strides: dwk_token_strides,
-    pub state_strides: dwk_state_strides,
-    pub states_strides: dwk_state_strides,
-    pub states_token: i64,
-    pub a_log_stride: i64,
-    pub dt_bias_stride: i64,
-    pub batch: i32,
-    pub tokens: i32,
-    pub slot_count: i32,
-    pub key_heads: i32,
-    pub value_heads: i32,
-    pub key_dim: i32,
-    pub value_dim: i32,
+    pub g: *const ::core::ffi::c_void,
+    pub beta: *const ::core::ffi::c_void,
     pub flags: u32,
-    pub scale: f32,
     pub g_type: i32,
     pub beta_type: i32,
     pub a_log_type: i32,
     pub dt_bias_type: i32,
     pub state_type: i32,
+    pub g_strides: dwk_token_strides,
+    pub beta_strides: dwk_token_strides,
+    pub a_log: *const ::core::ffi::c_void,
+    pub dt_bias: *const ::core::ffi::c_void,
+    pub a_log_stride: i64,
+    pub dt_bias_stride: i64,
+    pub q: *const ::core::ffi::c_void,
+    pub k: *const ::core::ffi::c_void,
+    pub v: *const ::core::ffi::c_void,
+    pub q_strides: dwk_token_strides,
+    pub k_strides: dwk_token_strides,
+    pub v_strides: dwk_token_strides,
+    pub state: *mut ::core::ffi::c_void,
+    pub slot_count: i32,
+    pub scale: f32,
+    pub state_strides: dwk_state_strides,
+    pub o: *mut ::core::ffi::c_void,
+    pub o_strides: dwk_token_strides,
+    pub states: *mut ::core::ffi::c_void,
+    pub states_strides: dwk_state_strides,
+    pub states_token: i64,
     pub states_type: i32,
-    pub slabs: i32,
+    pub batch: i32,
     pub dies: i32,
     pub pad0: i32,
-    pub by_slabs: dwk_divisor,
-    pub by_value_heads: dwk_divisor,
-    pub by_key_heads: dwk_divisor,
     pub norm: dwk_norm_args,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_decode_args"][::core::mem::size_of::<dwk_decode_args>() - 560usize];
     ["Alignment of dwk_decode_args"][::core::mem::align_of::<dwk_decode_args>() - 8usize];
-    ["Offset of field: dwk_decode_args::q"][::core::mem::offset_of!(dwk_decode_args, q) - 0usize];
-    ["Offset of field: dwk_decode_args::k"][::core::mem::offset_of!(dwk_decode_args, k) - 8usize];
-    ["Offset of field: dwk_decode_args::v"][::core::mem::offset_of!(dwk_decode_args, v) - 16usize];
-    ["Offset of field: dwk_decode_args::g"][::core::mem::offset_of!(dwk_decode_args, g) - 24usize];
-    ["Offset of field: dwk_decode_args::beta"]
-        [::core::mem::offset_of!(dwk_decode_args, beta) - 32usize];
-    ["Offset of field: dwk_decode_args::a_log"]
-        [::core::mem::offset_of!(dwk_decode_args, a_log) - 40usize];
-    ["Offset of field: dwk_decode_args::dt_bias"]
-        [::core::mem::offset_of!(dwk_decode_args, dt_bias) - 48usize];
-    ["Offset of field: dwk_decode_args::o"][::core::mem::offset_of!(dwk_decode_args, o) - 56usize];
-    ["Offset of field: dwk_decode_args::state"]
-        [::core::mem::offset_of!(dwk_decode_args, state) - 64usize];
-    ["Offset of field: dwk_decode_args::states"]
-        [::core::mem::offset_of!(dwk_decode_args, states) - 72usize];
-    ["Offset of field: dwk_decode_args::slots"]
-        [::core::mem::offset_of!(dwk_decode_args, slots) - 80usize];
-    ["Offset of field: dwk_decode_args::write_slots"]
-        [::core::mem::offset_of!(dwk_decode_args, write_slots) - 88usize];
-    ["Offset of field: dwk_decode_args::has_initial_state"]
-        [::core::mem::offset_of!(dwk_decode_args, has_initial_state) - 96usize];
-    ["Offset of field: dwk_decode_args::q_strides"]
-        [::core::mem::offset_of!(dwk_decode_args, q_strides) - 104usize];
-    ["Offset of field: dwk_decode_args::k_strides"]
-        [::core::mem::offset_of!(dwk_decode_args, k_strides) - 128usize];
-    ["Offset of field: dwk_decode_args::v_strides"]
-        [::core::mem::offset_of!(dwk_decode_args, v_strides) - 152usize];
-    ["Offset of field: dwk_decode_args::g_strides"]
-        [::core::mem::offset_of!(dwk_decode_args, g_strides) - 176usize];
-    ["Offset of field: dwk_decode_args::beta_strides"]
-        [::core::mem::offset_of!(dwk_decode_args, beta_strides) - 200usize];
-    ["Offset of field: dwk_decode_args::o_strides"]
-        [::core::mem::offset_of!(dwk_decode_args, o_strides) - 224usize];
-    ["Offset of field: dwk_decode_args::state_strides"]
-        [::core::mem::offset_of!(dwk_decode_args, state_strides) - 248usize];
-    ["Offset of field: dwk_decode_args::states_strides"]
-        [::core::mem::offset_of!(dwk_decode_args, states_strides) - 272usize];
-    ["Offset of field: dwk_decode_args::states_token"]
-        [::core::mem::offset_of!(dwk_decode_args, states_token) - 296usize];
-    ["Offset of field: dwk_decode_args::a_log_stride"]
-        [::core::mem::offset_of!(dwk_decode_args, a_log_stride) - 304usize];
-    ["Offset of field: dwk_decode_args::dt_bias_stride"]
-        [::core::mem::offset_of!(dwk_decode_args, dt_bias_stride) - 312usize];
-    ["Offset of field: dwk_decode_args::batch"]
-        [::core::mem::offset_of!(dwk_decode_args, batch) - 320usize];
-    ["Offset of field: dwk_decode_args::tokens"]
-        [::core::mem::offset_of!(dwk_decode_args, tokens) - 324usize];
-    ["Offset of field: dwk_decode_args::slot_count"]
-        [::core::mem::offset_of!(dwk_decode_args, slot_count) - 328usize];
-    ["Offset of field: dwk_decode_args::key_heads"]
-        [::core::mem::offset_of!(dwk_decode_args, key_heads) - 332usize];
-    ["Offset of field: dwk_decode_args::value_heads"]
-        [::core::mem::offset_of!(dwk_decode_args, value_heads) - 336usize];
-    ["Offset of field: dwk_decode_args::key_dim"]
-        [::core::mem::offset_of!(dwk_decode_args, key_dim) - 340usize];
-    ["Offset of field: dwk_decode_args::value_dim"]
-        [::core::mem::offset_of!(dwk_decode_args, value_dim) - 344usize];
-    ["Offset of field: dwk_decode_args::flags"]
-        [::core::mem::offset_of!(dwk_decode_args, flags) - 348usize];
-    ["Offset of field: dwk_decode_args::scale"]
-        [::core::mem::offset_of!(dwk_decode_args, scale) - 352usize];
-    ["Offset of field: dwk_decode_args::g_type"]
-        [::core::mem::offset_of!(dwk_decode_args, g_type) - 356usize];
-    ["Offset of field: dwk_decode_args::beta_type"]
-        [::core::mem::offset_of!(dwk_decode_args, beta_type) - 360usize];
-    ["Offset of field: dwk_decode_args::a_log_type"]
-        [::core::mem::offset_of!(dwk_decode_args, a_log_type) - 364usize];
-    ["Offset of field: dwk_decode_args::dt_bias_type"]
-        [::core::mem::offset_of!(dwk_decode_args, dt_bias_type) - 368usize];
-    ["Offset of field: dwk_decode_args::state_type"]
-        [::core::mem::offset_of!(dwk_decode_args, state_type) - 372usize];
-    ["Offset of field: dwk_decode_args::states_type"]
-        [::core::mem::offset_of!(dwk_decode_args, states_type) - 376usize];
-    ["Offset of field: dwk_decode_args::slabs"]
-        [::core::mem::offset_of!(dwk_decode_args, slabs) - 380usize];
-    ["Offset of field: dwk_decode_args::dies"]
-        [::core::mem::offset_of!(dwk_decode_args, dies) - 384usize];
-    ["Offset of field: dwk_decode_args::pad0"]
-        [::core::mem::offset_of!(dwk_decode_args, pad0) - 388usize];
     ["Offset of field: dwk_decode_args::by_slabs"]
-        [::core::mem::offset_of!(dwk_decode_args, by_slabs) - 392usize];
+        [::core::mem::offset_of!(dwk_decode_args, by_slabs) - 0usize];
     ["Offset of field: dwk_decode_args::by_value_heads"]
-        [::core::mem::offset_of!(dwk_decode_args, by_value_heads) - 400usize];
+        [::core::mem::offset_of!(dwk_decode_args, by_value_heads) - 8usize];
     ["Offset of field: dwk_decode_args::by_key_heads"]
-        [::core::mem::offset_of!(dwk_decode_args, by_key_heads) - 408usize];
+        [::core::mem::offset_of!(dwk_decode_args, by_key_heads) - 16usize];
+    ["Offset of field: dwk_decode_args::slabs"]
+        [::core::mem::offset_of!(dwk_decode_args, slabs) - 24usize];
+    ["Offset of field: dwk_decode_args::value_heads"]
+        [::core::mem::offset_of!(dwk_decode_args, value_heads) - 28usize];
+    ["Offset of field: dwk_decode_args::key_heads"]
+        [::core::mem::offset_of!(dwk_decode_args, key_heads) - 32usize];
+    ["Offset of field: dwk_decode_args::tokens"]
+        [::core::mem::offset_of!(dwk_decode_args, tokens) - 36usize];
+    ["Offset of field: dwk_decode_args::value_dim"]
+        [::core::mem::offset_of!(dwk_decode_args, value_dim) - 40usize];
+    ["Offset of field: dwk_decode_args::key_dim"]
+        [::core::mem::offset_of!(dwk_decode_args, key_dim) - 44usize];
+    ["Offset of field: dwk_decode_args::slots"]
+        [::core::mem::offset_of!(dwk_decode_args, slots) - 48usize];
+    ["Offset of field: dwk_decode_args::write_slots"]
+        [::core::mem::offset_of!(dwk_decode_args, write_slots) - 56usize];
+    ["Offset of field: dwk_decode_args::has_initial_state"]
+        [::core::mem::offset_of!(dwk_decode_args, has_initial_state) - 64usize];
+    ["Offset of field: dwk_decode_args::g"][::core::mem::offset_of!(dwk_decode_args, g) - 72usize];
+    ["Offset of field: dwk_decode_args::beta"]
+        [::core::mem::offset_of!(dwk_decode_args, beta) - 80usize];
+    ["Offset of field: dwk_decode_args::flags"]
+        [::core::mem::offset_of!(dwk_decode_args, flags) - 88usize];
+    ["Offset of field: dwk_decode_args::g_type"]
+        [::core::mem::offset_of!(dwk_decode_args, g_type) - 92usize];
+    ["Offset of field: dwk_decode_args::beta_type"]
+        [::core::mem::offset_of!(dwk_decode_args, beta_type) - 96usize];
+    ["Offset of field: dwk_decode_args::a_log_type"]
+        [::core::mem::offset_of!(dwk_decode_args, a_log_type) - 100usize];
+    ["Offset of field: dwk_decode_args::dt_bias_type"]
+        [::core::mem::offset_of!(dwk_decode_args, dt_bias_type) - 104usize];
+    ["Offset of field: dwk_decode_args::state_type"]
+        [::core::mem::offset_of!(dwk_decode_args, state_type) - 108usize];
+    ["Offset of field: dwk_decode_args::g_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, g_strides) - 112usize];
+    ["Offset of field: dwk_decode_args::beta_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, beta_strides) - 136usize];
+    ["Offset of field: dwk_decode_args::a_log"]
+        [::core::mem::offset_of!(dwk_decode_args, a_log) - 160usize];
+    ["Offset of field: dwk_decode_args::dt_bias"]
+        [::core::mem::offset_of!(dwk_decode_args, dt_bias) - 168usize];
+    ["Offset of field: dwk_decode_args::a_log_stride"]
+        [::core::mem::offset_of!(dwk_decode_args, a_log_stride) - 176usize];
+    ["Offset of field: dwk_decode_args::dt_bias_stride"]
+        [::core::mem::offset_of!(dwk_decode_args, dt_bias_stride) - 184usize];
+    ["Offset of field: dwk_decode_args::q"][::core::mem::offset_of!(dwk_decode_args, q) - 192usize];
+    ["Offset of field: dwk_decode_args::k"][::core::mem::offset_of!(dwk_decode_args, k) - 200usize];
+    ["Offset of field: dwk_decode_args::v"][::core::mem::offset_of!(dwk_decode_args, v) - 208usize];
+    ["Offset of field: dwk_decode_args::q_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, q_strides) - 216usize];
+    ["Offset of field: dwk_decode_args::k_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, k_strides) - 240usize];
+    ["Offset of field: dwk_decode_args::v_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, v_strides) - 264usize];
+    ["Offset of field: dwk_decode_args::state"]
+        [::core::mem::offset_of!(dwk_decode_args, state) - 288usize];
+    ["Offset of field: dwk_decode_args::slot_count"]
+        [::core::mem::offset_of!(dwk_decode_args, slot_count) - 296usize];
+    ["Offset of field: dwk_decode_args::scale"]
+        [::core::mem::offset_of!(dwk_decode_args, scale) - 300usize];
+    ["Offset of field: dwk_decode_args::state_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, state_strides) - 304usize];
+    ["Offset of field: dwk_decode_args::o"][::core::mem::offset_of!(dwk_decode_args, o) - 328usize];
+    ["Offset of field: dwk_decode_args::o_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, o_strides) - 336usize];
+    ["Offset of field: dwk_decode_args::states"]
+        [::core::mem::offset_of!(dwk_decode_args, states) - 360usize];
+    ["Offset of field: dwk_decode_args::states_strides"]
+        [::core::mem::offset_of!(dwk_decode_args, states_strides) - 368usize];
+    ["Offset of field: dwk_decode_args::states_token"]
+        [::core::mem::offset_of!(dwk_decode_args, states_token) - 392usize];
+    ["Offset of field: dwk_decode_args::states_type"]
+        [::core::mem::offset_of!(dwk_decode_args, states_type) - 400usize];
+    ["Offset of field: dwk_decode_args::batch"]
+        [::core::mem::offset_of!(dwk_decode_args, batch) - 404usize];
+    ["Offset of field: dwk_decode_args::dies"]
+        [::core::mem::offset_of!(dwk_decode_args, dies) - 408usize];
+    ["Offset of field: dwk_decode_args::pad0"]
+        [::core::mem::offset_of!(dwk_decode_args, pad0) - 412usize];
     ["Offset of field: dwk_decode_args::norm"]
         [::core::mem::offset_of!(dwk_decode_args, norm) - 416usize];
 };

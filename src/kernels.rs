@@ -38,6 +38,8 @@ pub enum Role {
     Conv,
     /// The recurrence over a few tokens.
     Decode(usize),
+    /// [`Role::Decode`] for few sequences: teams have half as many columns.
+    DecodeFew,
     /// [`Role::Decode`] with the gated norm of whole output rows.
     DecodeNorm,
     /// g and beta from the projections.
@@ -190,6 +192,14 @@ kernels! {
         "dw_decode_bf16_k256" => Role::Decode(256),
         "dw_decode_f16_k128" => Role::Decode(128),
         "dw_decode_f16_k256" => Role::Decode(256),
+    }
+    DECODE_FULL: dwk_decode_args in "decode" {
+        "dw_decode_full_bf16" => Role::Decode(128),
+        "dw_decode_full_f16" => Role::Decode(128),
+    }
+    DECODE_FEW: dwk_decode_args in "decode" {
+        "dw_decode_few_bf16" => Role::DecodeFew,
+        "dw_decode_few_f16" => Role::DecodeFew,
     }
     DECODE_DRAFT: dwk_decode_draft_args in "decode_draft" {
         "dw_decode_draft_bf16_k128" => Role::Decode(128),
@@ -346,6 +356,19 @@ pub(crate) fn conv(dtype: Dtype) -> Kernel<abi::dwk_conv_args> {
 
 pub(crate) fn decode(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_decode_args> {
     typed(DECODE, dtype)[usize::from(key_dim > 128)]
+}
+
+/// Key dimension of the kernels of [`decode_full`] and [`decode_few`].
+pub(crate) const FULL_KEY_DIM: usize = 128;
+
+/// The decode for K = 128 and V a multiple of 32.
+pub(crate) fn decode_full(dtype: Dtype) -> Kernel<abi::dwk_decode_args> {
+    typed(DECODE_FULL, dtype)[0]
+}
+
+/// The same for few sequences, with the same bits.
+pub(crate) fn decode_few(dtype: Dtype) -> Kernel<abi::dwk_decode_args> {
+    typed(DECODE_FEW, dtype)[0]
 }
 
 /// The convolution of drafts.

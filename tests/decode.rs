@@ -16,6 +16,7 @@ use common::{GateKind, context};
 use deltawave::decode::{Decode, DecodeSpec, DecodeTensors};
 use deltawave::gates::Gating;
 use deltawave::model::Heads;
+use deltawave::runtime::Context;
 use deltawave::state::StatePool;
 use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::inputs::{Gates, Keys};
@@ -253,6 +254,72 @@ fn a_sequence_does_not_depend_on_its_batch() {
     assert!(one.pool[..state] == all.pool[..state], "state");
 }
 
+/// The kernel for few sequences and those for many leave the same bits: states of every type and layout, with and without
+/// alignment, one token and several, in slots, with padding, with and without the states after every token.
+#[test]
+fn few_and_many_sequences() {
+    let context = context();
+    let kernel = |s, batch, states| Decode::new(&context, s, batch).unwrap().kernel(states);
+    let mut round = 0;
+    for state_dtype in STATE_DTYPES {
+        for layout in LAYOUTS {
+            for (pads, pad) in [([0; 4], 0), ([3, 5, 7, 1], 1)] {
+                for tokens in [1, 3] {
+                    round += 1;
+                    let states = [None, None, Some(STATE_DTYPES[round / 3 % 3])];
+                    let s = DecodeSpec {
+                        qk_l2norm: round % 5 == 0,
+                        ..spec(DTYPES[round % 2], [2, 4], [128, 128], tokens)
+                    };
+                    let of_few = kernel(s, 1, state_dtype);
+                    assert!(of_few.starts_with("dw_decode_few_"), "{of_few}");
+                    let many = (2..).find(|&n| kernel(s, n, state_dtype) != of_few);
+                    let many = Case {
+                        state_dtype,
+                        layout,
+                        packed: round % 7 < 4,
+                        pads,
+                        row_pad: pad,
+                        slot_pad: pad,
+                        moves: round % 4 == 1,
+                        padding: 0b0100_0010,
+                        states: states[round % 3],
+                        ..Case::new(s, many.unwrap())
+                    };
+                    same_in_part(&context, &many, 3);
+                }
+            }
+        }
+    }
+}
+
+/// Checks a batch and its first sequences alone by the oracle, and that they have the same bits.
+fn same_in_part(context: &Context, whole: &Case, first: usize) {
+    let part = Case {
+        batch: first,
+        ..whole.clone()
+    };
+    let [whole_out, part_out] = [whole, &part].map(|case| {
+        let data = Data::new(case);
+        let output = run(context, case, &data);
+        check_output(case, &data, &output);
+        output
+    });
+    let same = |a: &[u8], b: &[u8]| a[..] == b[..a.len()];
+    assert!(same(&part_out.o.bytes, &whole_out.o.bytes), "o: {part:?}");
+    if let (Some(a), Some(b)) = (&part_out.states, &whole_out.states) {
+        assert!(same(&a.bytes, &b.bytes), "states: {part:?}");
+    }
+    for n in 0..first {
+        let state = |case: &Case, output: &cases::Output| {
+            let slot = case.state_strides()[0] * case.state_dtype.size();
+            output.pool[case.write_slot(n) * slot..][..slot].to_vec()
+        };
+        let equal = state(&part, &part_out) == state(whole, &whole_out);
+        assert!(equal, "state of sequence {n}: {part:?}");
+    }
+}
+
 /// 4096 tokens, in launches of 1 and of 16: the f32 state is the oracle's.
 #[test]
 fn a_long_run_keeps_its_state() {
@@ -358,12 +425,16 @@ fn a_nan_stays_in_its_sequence() {
 
 fn any_case() -> impl Strategy<Value = Case> {
     let dim = || prop_oneof![3 => (1usize..=4).prop_map(|n| 16 * n), 1 => (1usize..=16).prop_map(|n| 16 * n)];
+    // Some with the dimensions that have kernels of their own.
+    let dims = prop_oneof![
+        3 => [dim(), dim()],
+        1 => (1usize..=4).prop_map(|n| [128, 32 * n]),
+    ];
     let shape = (
         prop_oneof![Just(Dtype::Bf16), Just(Dtype::F16)],
         1usize..=2,
         1usize..=3,
-        dim(),
-        dim(),
+        dims,
         prop_oneof![Just(1usize), 1usize..=5],
         (
             any::<bool>(),
@@ -413,7 +484,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         0u64..1 << 32,
     );
     (shape, gates, pool, batch).prop_map(|(shape, (gate_kind, gates), pool, batch)| {
-        let (dtype, key_heads, group, key_dim, value_dim, tokens, options) = shape;
+        let (dtype, key_heads, group, [key_dim, value_dim], tokens, options) = shape;
         let (qk_l2norm, tiled, scale) = options;
         let (
             state_dtype,

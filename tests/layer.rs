@@ -205,7 +205,7 @@ fn kernels_of_a_launch() {
     let spec = LayerSpec::new(16, 32, 128, 128);
     let kernels = |lengths: &[i32], tokens, decodes| {
         let plan = Layer::packed(&context, spec, lengths, tokens, decodes).unwrap();
-        plan.kernels()
+        plan.kernels(Dtype::F32)
     };
     let few_tokens = kernels(&[0, 100], 100, 0);
     let fused = ["dw_conv_bf16", "dw_prefill_fused_bf16_k128", "dw_norm_bf16"];
@@ -223,7 +223,7 @@ fn kernels_of_a_launch() {
     assert_eq!(decode, ["dw_conv_bf16", "dw_decode_norm_bf16"]);
     // On sm_90a only for few sequences.
     let many: Vec<i32> = (0..=9).collect();
-    let apart = ["dw_conv_bf16", "dw_decode_bf16_k128", "dw_norm_bf16"];
+    let apart = ["dw_conv_bf16", "dw_decode_full_bf16", "dw_norm_bf16"];
     assert_eq!(kernels(&many, 9, 9) == apart, !is_cdna(&context));
     let mixed = kernels(&[0, 1, 50], 50, 1).len();
     assert_eq!(mixed, 4 + usize::from(!is_cdna(&context)));
@@ -231,7 +231,7 @@ fn kernels_of_a_launch() {
     let spec = LayerSpec::new(30, 30, 96, 192);
     let plan = Layer::packed(&context, spec, &[0, 1, 2], 2, 2).unwrap();
     assert_eq!(
-        plan.kernels(),
+        plan.kernels(Dtype::F32),
         ["dw_conv_bf16", "dw_decode_bf16_k128", "dw_norm_bf16"]
     );
 }

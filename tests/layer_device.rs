@@ -230,7 +230,7 @@ fn kernels_and_refusals() {
     let spec = LayerSpec::new(16, 32, 128, 128);
     let kernels = |decodes| {
         let plan = Layer::device(&context, spec, TOKENS, SEQUENCES, decodes).unwrap();
-        plan.kernels().len()
+        plan.kernels(Dtype::F32).len()
     };
     // Also on CDNA, where the device chooses between two paths of prefill.
     assert_eq!([kernels(0), kernels(DECODES)], [4, 5]);

@@ -62,7 +62,7 @@ pub trait Operation {
     /// The tensors on the device. All that kernels write must have the same bits in all runs.
     fn slots<'a>(&self, plan: &Self::Plan, data: &'a Self::Data) -> Slots<'a>;
     /// Names of the kernels of a launch, in order.
-    fn kernels(plan: &Self::Plan) -> Vec<&'static str>;
+    fn kernels(&self, plan: &Self::Plan) -> Vec<&'static str>;
     /// Enqueues a part; only a prefill has others than the whole.
     fn launch(&self, views: Views, stream: &Stream, plan: &Self::Plan, part: Part) -> Fallible<()>;
     /// The launches that `--time` measures.
@@ -247,7 +247,7 @@ fn run_once<O: Operation>(
     let simulated = stream.context().backend() == Backend::Simulator;
     let statistics = simulator::statistics();
     let of_kernel = |name| simulated.then(|| statistics.get(name).copied().unwrap_or_default());
-    let kernels: Vec<_> = (O::kernels(plan).into_iter())
+    let kernels: Vec<_> = (operation.kernels(plan).into_iter())
         .map(|name| (name, of_kernel(name)))
         .collect();
     let seconds = match simulated {

@@ -36,9 +36,9 @@
 //   exp2 rsqrt reciprocal exp log       of float; exp and log in full precision
 //   -- memory.h
 //   in_one_access(p)                    whether one access can cover 16 bytes at p
-//   load_b128 store_b128 load_b64 ...   16 and 8 bytes at such an address
-//   load_line_b128(p) load_line_b64     the same where others soon read the rest of the 128 bytes
-//   request_b128(p) request_b64 request_b16  loads of memory that does not change meanwhile, requested here and not
+//   load_b128 store_b128 load_b64 ...   16, 8 and 4 bytes at such an address
+//   load_line_b128(p) load_line_b64 ...  the same where others soon read the rest of the 128 bytes
+//   request_b128(p) request_b64 ...     loads of memory that does not change meanwhile, requested here and not
 //                                       where they are used first
 //   Window(base)                        memory addressed by byte offsets; a load at Window::nowhere gives 0
 //   -- tiles.h

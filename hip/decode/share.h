@@ -1,7 +1,7 @@
-// Division of a (sequence, value head)'s state among the threads of decode. A team is one wave and holds `columns`
-// value columns of the state in registers. No team waits for another, except in the gated norm. The elements of a
-// thread, and so the order of sums, depend on the state's layout and type. They do not depend on the batch, so neither
-// do the bits of results.
+// Division of a (sequence, value head)'s state among the threads of decode. A team is one wave and holds 8, 16 or 32
+// value columns of the state in registers. No team waits for another, except in the gated norm. The keys of a thread,
+// and so the order of sums, depend on the state's layout and type. They do not depend on the batch, so neither do the
+// bits of results.
 #pragma once
 
 #include "../dispatch.h"
@@ -11,18 +11,22 @@
 namespace decode {
 namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
-constexpr int across = 4;                              // value columns of a thread, neighbours
-constexpr int groups = 8;                              // threads with the same columns, which divide the keys
-constexpr int columns = arch::lanes / groups * across; // of a team
+constexpr int across = 4;     // value columns of a thread, neighbours
+constexpr int few_across = 2; // the same in the kernel for few sequences
+constexpr int groups = 8;     // threads with the same columns, which divide the keys
+template <int Across> constexpr int columns_of = arch::lanes / groups * Across; // of a team
 
-// Workgroups of `threads` compute 32 columns; those with the gated norm, of `row_threads`, whole output rows.
-constexpr int threads = 64;
+// Workgroups compute `slab` columns; those with the gated norm, of `row_threads`, whole output rows.
+constexpr int slab = 32;
+constexpr int threads = slab / columns_of<across> * arch::lanes,
+              few_threads = slab / columns_of<few_across> * arch::lanes;
+static_assert(threads == 64 && few_threads == 128, "as the host launches them");
 constexpr int row_dim = 128;
-constexpr int row_threads = row_dim / columns * arch::lanes;
-static_assert(threads / arch::lanes * columns == 32, "a slab of the host");
+constexpr int row_threads = row_dim / columns_of<across> * arch::lanes;
 
 // What runs at once, for K up to 128: waves on a SIMD of gfx942, workgroups on a multiprocessor of sm_90a.
 constexpr int residency = arch::Traits::one_die ? 8 : 3;
+constexpr int few_residency = arch::Traits::one_die ? 4 : 3;
 constexpr int draft_residency = arch::Traits::one_die ? 6 : 3; // of eight, registers would spill
 
 // Index of the thread in its team, and of the team in its workgroup.
@@ -31,8 +35,12 @@ DEVICE int team() { return arch::uniform_value(arch::thread() / arch::lanes); }
 
 // Elements of the state S [K, columns] that a thread owns: `run` consecutive keys of every `step` keys, in `across`
 // columns. A piece is `run` keys of a column, or a key of `across` columns. `Whole`: one access covers a piece.
-template <bool Wide_, bool ValueMajor, bool Whole, int Keys> struct Share {
-    static constexpr bool Wide = Wide_, value_major = ValueMajor, whole = Whole;
+// `Exact`: the head has `Keys` keys, and every team has all its columns.
+template <int Across, int Keys, bool Wide_, bool ValueMajor, bool Whole, bool Exact> struct Share {
+    static constexpr int across = Across, columns = columns_of<Across>;
+    typedef float Columns __attribute__((ext_vector_type(across)));
+    typedef int Words __attribute__((ext_vector_type(across / 2))); // a number of 16 bits for each column
+    static constexpr bool Wide = Wide_, value_major = ValueMajor, whole = Whole, exact = Exact;
     static constexpr int run = ValueMajor && !Wide ? 8 : 4;
     static constexpr int step = groups * run;
     static constexpr int steps = Keys / step;
@@ -50,8 +58,10 @@ template <bool Wide_, bool ValueMajor, bool Whole, int Keys> struct Share {
             arch::phase();
         }
     }
-    // The thread in the team. With more keys computed at each use: registers have no room for what depends on it.
-    static DEVICE_MEMBER u32 thread() { return requests_early ? member() : arch::opaque(member()); }
+    // The thread in the team. Computed at each use where registers have no room for what depends on it: with more keys,
+    // and on gfx942 where nothing is masked, so that the addresses of all pieces can be kept.
+    static constexpr bool keeps_thread = requests_early && (arch::Traits::one_die || !Exact);
+    static DEVICE_MEMBER u32 thread() { return keeps_thread ? member() : arch::opaque(member()); }
     static DEVICE_MEMBER int group() { return thread() / group_step % groups; }
     // The thread's first column, counted in the team's.
     static DEVICE_MEMBER int column() {
@@ -59,6 +69,13 @@ template <bool Wide_, bool ValueMajor, bool Whole, int Keys> struct Share {
     }
     // Sum over the threads with the same columns; all get the same bits.
     static DEVICE_MEMBER float sum(float x) { return arch::sum_of_eight<group_step>(x); }
+};
+
+// What a kernel knows of its heads: K is at most `Keys`. `Exact`: K is `Keys`, and V a multiple of `slab`.
+template <int Keys, bool Exact, int Across = decode::across> struct Heads {
+    static constexpr int across = Across;
+    static constexpr bool exact = Exact;
+    template <bool Wide, bool ValueMajor, bool Whole> using Of = Share<Across, Keys, Wide, ValueMajor, Whole, Exact>;
 };
 
 // Work of a team: a (sequence, value head) and `columns` value columns.
@@ -74,13 +91,14 @@ struct Work {
 // n / by for n < 2^31, without a division.
 DEVICE int quotient(int n, const dwk_divisor &by) { return (int)((u64)(u32)n * by.multiplier >> by.shift); }
 
-// Work of this team. Workgroups of one (sequence, key head) read the same q and k, so they go to one die.
-DEVICE Work work_of(const dwk_decode_args &x) {
+// Work of this team, which has `Columns` columns. Workgroups of one (sequence, key head) read the same q and k, so they
+// go to one die.
+template <int Columns> DEVICE Work work_of(const dwk_decode_args &x) {
     Work at;
-    int slab;
+    int of_row; // slab of the head's columns
     if constexpr (arch::Traits::one_die) {
         const int index = quotient(arch::workgroup(), x.by_slabs);
-        slab = arch::workgroup() - index * x.slabs;
+        of_row = arch::workgroup() - index * x.slabs;
         at.sequence = quotient(index, x.by_value_heads);
         at.head = index - at.sequence * x.value_heads;
         const int of_head = quotient(at.head, x.by_key_heads); // by HV / HK, or HK with DWK_TILED_HEADS
@@ -92,9 +110,9 @@ DEVICE Work work_of(const dwk_decode_args &x) {
         at.key_head = to.unit - at.sequence * x.key_heads;
         const int of_group = arch::uniform_value(to.member / x.slabs);
         at.head = dispatch::value_head(x, at.key_head, group, of_group);
-        slab = to.member - of_group * x.slabs;
+        of_row = to.member - of_group * x.slabs;
     }
-    at.column = (slab * (threads / arch::lanes) + team()) * columns;
+    at.column = of_row * slab + team() * Columns;
     at.first = at.sequence * x.tokens;
     at.count = x.tokens;
     return at;

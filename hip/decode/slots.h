@@ -58,13 +58,23 @@ struct Slots {
     bool idle;
 };
 
-// Slots without drafts: the slot that is read is also written, unless there are others to write.
-DEVICE Slots plain_slots(const dwk_decode_args &x, const Work &at) {
-    const int slot = x.slots ? arch::uniform(x.slots + at.sequence) : at.sequence;
-    const int write = x.write_slots ? arch::uniform(x.write_slots + at.sequence) : slot;
-    const bool initial = !x.has_initial_state || arch::uniform(x.has_initial_state + at.sequence);
-    const bool reads = is_slot(slot, x.slot_count), writes = is_slot(write, x.slot_count);
-    return Slots{reads && initial ? slot : -1, writes ? write : -1, !reads && !writes};
+// What memory says of a sequence's slots without drafts. No value depends on another: nothing here waits for a load.
+struct RawSlots {
+    int slot, write;
+    bool initial;
+};
+DEVICE RawSlots load_slots(const dwk_decode_args &x, const Work &at) {
+    // The slot that is read is also written, unless there are others to write.
+    const int32_t *const writes = x.write_slots ? x.write_slots : x.slots;
+    return RawSlots{x.slots ? arch::uniform(x.slots + at.sequence) : at.sequence,
+                    writes ? arch::uniform(writes + at.sequence) : at.sequence,
+                    !x.has_initial_state || arch::uniform(x.has_initial_state + at.sequence)};
+}
+
+// Slots without drafts.
+DEVICE Slots plain_slots(const dwk_decode_args &x, const RawSlots &raw) {
+    const bool reads = is_slot(raw.slot, x.slot_count), writes = is_slot(raw.write, x.slot_count);
+    return Slots{reads && raw.initial ? raw.slot : -1, writes ? raw.write : -1, !reads && !writes};
 }
 
 // Slots of drafts: reads the slot of the last accepted token, if there are counts of accepted tokens.
@@ -95,12 +105,12 @@ DEVICE Slots draft_slots(const dwk_decode_draft_args &x, const Work &at) {
 }
 
 // With `states` the pool is not written: `commit` later copies the state that stays.
-template <bool Draft> DEVICE Slots slots_of(const dwk_decode_args &x, const Work &at) {
+template <bool Draft> DEVICE Slots slots_of(const dwk_decode_args &x, const Work &at, const RawSlots &raw) {
     Slots out;
     if constexpr (Draft) {
         out = draft_slots(draft_of(x), at);
     } else {
-        out = plain_slots(x, at);
+        out = plain_slots(x, raw);
     }
     out.write = x.states ? -1 : out.write;
     return out;

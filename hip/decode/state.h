@@ -8,9 +8,8 @@ namespace decode {
 namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
 // State elements that a thread owns, as `S` (a `Share`) lays them out.
-typedef float Columns __attribute__((ext_vector_type(across)));
 template <class S> struct StateShare {
-    Columns s[S::steps][S::run];
+    typename S::Columns s[S::steps][S::run];
 };
 
 // Addresses of a thread's pieces of a state. A thread without a key or column in a step reads another piece of the
@@ -19,17 +18,17 @@ template <class S> class Pieces {
   public:
     DEVICE_MEMBER Pieces(const state::Head &memory, int team_column, int key_dim, int value_dim)
         : memory(memory), first_key(S::group() * S::run), key_dim(key_dim),
-          column_inside(team_column + S::column() < value_dim) {
+          column_inside(S::exact || team_column + S::column() < value_dim) {
         const u32 size = state::size_of(memory.type), column = team_column + (column_inside ? S::column() : 0);
         of_column = column * (S::value_major ? memory.row : size);
         key_bytes = S::value_major ? size : memory.row;
     }
 
-    DEVICE_MEMBER bool inside(int j) const { return column_inside && first_key + j * S::step < key_dim; }
+    DEVICE_MEMBER bool inside(int j) const { return S::exact || (column_inside && first_key + j * S::step < key_dim); }
     // Piece i of step j: column i of the thread, or key i of the step.
     DEVICE_MEMBER char *at(int j, int i) const {
         const int key = first_key + j * S::step;
-        return memory.base + (of_column + (key < key_dim ? key * key_bytes : 0) + i * memory.row);
+        return memory.base + (of_column + (S::exact || key < key_dim ? key * key_bytes : 0) + i * memory.row);
     }
 
     const state::Head &memory;
@@ -50,8 +49,10 @@ template <class S> struct RawState {
 template <class S> DEVICE typename RawState<S>::Piece in_parts(const char *p) {
     if constexpr (S::words == 4) {
         return piece::load<S::Wide>(p, false);
+    } else if constexpr (S::words == 2) {
+        return piece::load_half<S::Wide>(p, false);
     } else {
-        return piece::load_half(p, false);
+        return piece::load_pair(p, false);
     }
 }
 
@@ -65,10 +66,12 @@ template <class S> DEVICE void request_state(RawState<S> &raw, const Pieces<S> &
                 raw.pieces[j][i] = in_parts<S>(from_piece);
             } else if constexpr (S::value_major) {
                 raw.pieces[j][i] = arch::load_b128(from_piece);
-            } else if constexpr (S::Wide) {
+            } else if constexpr (S::words == 4) {
                 raw.pieces[j][i] = arch::load_line_b128(from_piece); // the neighbouring teams read the rest of it
-            } else {
+            } else if constexpr (S::words == 2) {
                 raw.pieces[j][i] = arch::load_line_b64(from_piece);
+            } else {
+                raw.pieces[j][i] = arch::load_line_b32(from_piece);
             }
         }
     }

@@ -13,7 +13,7 @@ template <class S> struct Token {
     static constexpr int words = S::run / 2;
     typedef int Run __attribute__((ext_vector_type(words)));
     Run q[S::steps], k[S::steps]; // the thread's keys, zeros beyond K
-    i32x2 v;                      // the thread's columns
+    typename S::Words v;          // the thread's columns
     int z;                        // of the norm: input of the gate
 };
 
@@ -26,7 +26,7 @@ DEVICE float widen_raw(int raw, int type) {
 }
 
 // Column of the output row that this thread norms; the threads after the team's columns repeat them.
-DEVICE int normed_column(const Work &at) { return at.column + member() % columns; }
+DEVICE int normed_column(const Work &at) { return at.column + member() % columns_of<across>; }
 
 // Input of the norm's gate for token t.
 DEVICE int load_z(const dwk_decode_args &x, const Work &at, int t) {
@@ -36,26 +36,35 @@ DEVICE int load_z(const dwk_decode_args &x, const Work &at, int t) {
     return arch::request_b16(z + (of_block * row_dim + normed_column(at)));
 }
 
+// Loads a number of 16 bits for each of the thread's columns.
+template <class S> DEVICE typename S::Words load_columns(const char *p) {
+    if constexpr (S::across == across) {
+        return S::whole ? arch::request_b64(p) : piece::load_half<false>(p, false);
+    } else {
+        return S::whole ? arch::request_b32(p) : piece::load_pair(p, false);
+    }
+}
+
 template <bool Norm, class S> DEVICE void load_token(Token<S> &out, const dwk_decode_args &x, const Work &at, int t) {
     const char *q = row_address(x.q, x.q_strides, at.sequence, at.first + t, at.key_head);
     const char *k = row_address(x.k, x.k_strides, at.sequence, at.first + t, at.key_head);
     const char *v = row_address(x.v, x.v_strides, at.sequence, at.first + t, at.head);
     // Threads beyond K or V read the first elements, because a branch would wait for its loads.
     const int column = at.column + S::column();
-    const u32 of_v = 2 * (column < x.value_dim ? column : at.column);
+    const u32 of_v = 2 * (S::exact || column < x.value_dim ? column : at.column);
 #pragma unroll
     for (int j = 0; j < S::steps; ++j) {
         const int key = S::group() * S::run + j * S::step;
-        const u32 of_key = 2 * (key < x.key_dim ? key : 0);
+        const u32 of_key = 2 * (S::exact || key < x.key_dim ? key : 0);
         if constexpr (S::run == 8) {
             out.q[j] = S::whole ? arch::request_b128(q + of_key) : piece::load<false>(q + of_key, false);
             out.k[j] = S::whole ? arch::request_b128(k + of_key) : piece::load<false>(k + of_key, false);
         } else {
-            out.q[j] = S::whole ? arch::request_b64(q + of_key) : piece::load_half(q + of_key, false);
-            out.k[j] = S::whole ? arch::request_b64(k + of_key) : piece::load_half(k + of_key, false);
+            out.q[j] = S::whole ? arch::request_b64(q + of_key) : piece::load_half<false>(q + of_key, false);
+            out.k[j] = S::whole ? arch::request_b64(k + of_key) : piece::load_half<false>(k + of_key, false);
         }
     }
-    out.v = S::whole ? arch::request_b64(v + of_v) : piece::load_half(v + of_v, false);
+    out.v = load_columns<S>(v + of_v);
     if constexpr (Norm) {
         out.z = load_z(x, at, t);
     }
@@ -64,7 +73,7 @@ template <bool Norm, class S> DEVICE void load_token(Token<S> &out, const dwk_de
 // The thread's keys of step j of q or k: run numbers, zeros beyond K.
 template <class T, class S>
 DEVICE void keys_of(float (&out)[S::run], const typename Token<S>::Run &raw, int j, int key_dim) {
-    const bool inside = S::group() * S::run + j * S::step < key_dim;
+    const bool inside = S::exact || S::group() * S::run + j * S::step < key_dim;
     for (int e = 0; e < S::run; e += 2) {
         const int word = inside ? raw[e / 2] : 0;
         out[e] = T::low(word);

@@ -9,18 +9,22 @@ namespace decode {
 namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
 // Stores the thread's columns of the output of token t. One of the threads with the same columns writes them.
-template <class S> DEVICE void store_output(const dwk_decode_args &x, const Work &at, int t, i32x2 words) {
+template <class S> DEVICE void store_output(const dwk_decode_args &x, const Work &at, int t, typename S::Words words) {
     const int column = at.column + S::column();
-    if (S::group() == 0 && column < x.value_dim) {
-        const char *row = row_address(x.o, x.o_strides, at.sequence, at.first + t, at.head);
-        piece::store_half((char *)row + 2 * column, words, S::whole);
+    if (S::group() == 0 && (S::exact || column < x.value_dim)) {
+        char *to = (char *)row_address(x.o, x.o_strides, at.sequence, at.first + t, at.head) + 2 * column;
+        if constexpr (S::across == across) {
+            piece::store_half<false>(to, words, S::whole);
+        } else {
+            piece::store_pair(to, words.x, S::whole);
+        }
     }
 }
 
 // Computes a token, given its sums: updates the state and stores the output. `row`: memory of the output row, with the
 // norm.
 template <class T, bool Norm, class S>
-DEVICE void advance(StateShare<S> &share, const Token<S> &token, const Sums &sums, Gates gates,
+DEVICE void advance(StateShare<S> &share, const Token<S> &token, const Sums<S> &sums, Gates gates,
                     const dwk_decode_args &x, const Work &at, int t, float *row, int weight) {
     float of_k = 1.0f, of_q = 1.0f;
     if (x.flags & DWK_QK_L2NORM) {
@@ -28,7 +32,11 @@ DEVICE void advance(StateShare<S> &share, const Token<S> &token, const Sums &sum
         of_q = math::inverse_norm(sums.q_q);
     }
     // d = beta (v - decay S^T k), and o = scale (decay S0^T q + (k.q) d).
-    const Columns v{T::low(token.v.x), T::high(token.v.x), T::low(token.v.y), T::high(token.v.y)};
+    typedef typename S::Columns Columns;
+    Columns v;
+    for (int i = 0; i < S::across; ++i) {
+        v[i] = i % 2 ? T::high(token.v[i / 2]) : T::low(token.v[i / 2]);
+    }
     const float of_u = -gates.decay * of_k, of_d = of_k * sums.k_q, of_o = x.scale * of_q;
     const Columns d = gates.beta * __builtin_elementwise_fma((Columns)of_u, sums.u, v);
     const Columns o = of_o * __builtin_elementwise_fma((Columns)gates.decay, sums.w, of_d * d);
@@ -43,16 +51,21 @@ DEVICE void advance(StateShare<S> &share, const Token<S> &token, const Sums &sum
         }
         S::step_done();
     }
-    const i32x2 words{T::pack(math::packable(o[0]), math::packable(o[1])),
-                      T::pack(math::packable(o[2]), math::packable(o[3]))};
+    typename S::Words words;
+    for (int i = 0; i < S::across; i += 2) {
+        words[i / 2] = T::pack(math::packable(o[i]), math::packable(o[i + 1]));
+    }
     if constexpr (Norm) {
         if (S::group() == 0) {
-            *(f32x4 *)(row + at.column + S::column()) =
-                f32x4{T::low(words.x), T::high(words.x), T::low(words.y), T::high(words.y)};
+            Columns rounded;
+            for (int i = 0; i < S::across; ++i) {
+                rounded[i] = i % 2 ? T::high(words[i / 2]) : T::low(words[i / 2]);
+            }
+            *(Columns *)(row + at.column + S::column()) = rounded;
         }
         const int column = normed_column(at);
         const float y = math::packable(normed<T>(row, token.z, weight, x, column));
-        if (member() < columns) {
+        if (member() < S::columns) {
             const int64_t first = token_offset(x.o_strides, at.sequence, at.first + t, at.head);
             ((short *)x.o)[first + column] = (short)T::pack(y, 0.0f);
         }
@@ -74,21 +87,21 @@ template <bool Wide> DEVICE int pool_type(const dwk_decode_args &x) {
     return Wide ? DWK_F32 : state::narrow_type(x.state_type);
 }
 
-// Computes all tokens of a sequence. Requests the slots, the first token and the gates together, then the state.
+// Computes all tokens of a sequence. The slots, the gates and the first token are requested together, then the state.
 template <class T, class S, bool Norm, bool Draft>
-DEVICE void walk(const dwk_decode_args &x, const Work &at, Row *row) {
-    const Slots slots = slots_of<Draft>(x, at);
+DEVICE void walk(const dwk_decode_args &x, const Work &at, const RawSlots &raw_slots, const RawGates &raw_gates,
+                 Row *row) {
     Token<S> token;
     load_token<Norm>(token, arch::reread(x), at, 0);
-    const RawGates raw_gates = load_gates(arch::reread(x), at);
     const int weight = Norm && x.norm.weight
                            ? load_raw(x.norm.weight, normed_column(at) * x.norm.weight_stride, x.norm.weight_type)
                            : 0;
+    const Slots slots = slots_of<Draft>(arch::reread(x), at, raw_slots);
     if (slots.idle) {
         // Padding: outputs are zeros.
 #pragma unroll 1
         for (int t = 0; t < at.count; ++t) {
-            store_output<S>(arch::reread(x), at, t, i32x2{});
+            store_output<S>(arch::reread(x), at, t, typename S::Words{});
         }
         return;
     }
@@ -111,7 +124,7 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, Row *row) {
     }
 #pragma unroll 1
     for (int t = 0; t < at.count; ++t) {
-        const Sums own = sums_of<T, S>(share, token, arch::reread(x).key_dim);
+        const Sums<S> own = sums_of<T, S>(share, token, arch::reread(x).key_dim);
         Token<S> next;
         const bool last = t + 1 == at.count;
         if (S::requests_early && !last) {
@@ -148,38 +161,44 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, Row *row) {
     }
 }
 
-// The walk for the states' type and layout.
-template <class T, int Keys, bool Whole, bool Norm, bool Draft>
-DEVICE void walk(const dwk_decode_args &x, const Work &at, Row *row) {
+// The walk for the states' type and layout. `Shares`: the share for whether they are f32, value-major and whole.
+template <class T, template <bool, bool, bool> class Shares, bool Whole, bool Norm, bool Draft>
+DEVICE void walk(const dwk_decode_args &x, const Work &at, const RawSlots &slots, const RawGates &gates, Row *row) {
     const bool value_major = x.flags & DWK_INITIAL_VALUE_MAJOR;
     if (x.state_type == DWK_F32) {
-        value_major ? walk<T, Share<true, true, Whole, Keys>, Norm, Draft>(x, at, row)
-                    : walk<T, Share<true, false, Whole, Keys>, Norm, Draft>(x, at, row);
+        value_major ? walk<T, Shares<true, true, Whole>, Norm, Draft>(x, at, slots, gates, row)
+                    : walk<T, Shares<true, false, Whole>, Norm, Draft>(x, at, slots, gates, row);
     } else {
-        value_major ? walk<T, Share<false, true, Whole, Keys>, Norm, Draft>(x, at, row)
-                    : walk<T, Share<false, false, Whole, Keys>, Norm, Draft>(x, at, row);
+        value_major ? walk<T, Shares<false, true, Whole>, Norm, Draft>(x, at, slots, gates, row)
+                    : walk<T, Shares<false, false, Whole>, Norm, Draft>(x, at, slots, gates, row);
     }
 }
 
-// Computes the share of this team.
-template <class T, int Keys, bool Norm, bool Draft> DEVICE void recur(const dwk_decode_args &x) {
+// Computes the share of this team. `Heads`: what the kernel knows of its heads.
+template <class T, class Heads, bool Norm, bool Draft> DEVICE void recur(const dwk_decode_args &x) {
     Row *row = nullptr;
     if constexpr (Norm) {
         SHARED static Row shared_row;
         row = &shared_row;
     }
-    Work at = work_of(x);
+    Work at = work_of<columns_of<Heads::across>>(x);
     if constexpr (Draft) {
         find_rows(at, draft_of(x));
+        if (at.count <= 0) {
+            return;
+        }
     }
-    if (at.count <= 0 || at.column >= x.value_dim) {
+    if (!Heads::exact && at.column >= x.value_dim) {
         return;
     }
+    // Before the paths part, so that they are under way while a path's instructions are fetched.
+    const RawSlots slots = Draft ? RawSlots{} : load_slots(x, at);
+    const RawGates gates = load_gates(arch::reread(x), at);
     // One path for all accesses: a test at each would put code between the loads that nobody runs.
     if (arch::Traits::any_alignment || x.flags & DWK_ALIGNED) {
-        walk<T, Keys, true, Norm, Draft>(x, at, row);
+        walk<T, Heads::template Of, true, Norm, Draft>(x, at, slots, gates, row);
     } else {
-        walk<T, Keys, false, Norm, Draft>(x, at, row);
+        walk<T, Heads::template Of, false, Norm, Draft>(x, at, slots, gates, row);
     }
 }
 

@@ -7,15 +7,34 @@
 // one pass (decode/sums.h).
 //
 // q, k [B, T, HK, K], v, o [B, T, HV, V] bf16 or f16; state [slots, HV, K, V] or [slots, HV, V, K], f32, bf16 or f16. A
-// team, one wave, owns 16 or 32 value columns of a (sequence, value head) (decode/share.h). Their state stays in
-// registers from the first token to the last.
+// team, one wave, owns 8, 16 or 32 value columns of a (sequence, value head) (decode/share.h). Their state stays in
+// registers from the first token to the last. decode_full: for K = 128 and V a multiple of 32. decode_few: the same,
+// with twice as many teams, each with half as many columns.
 #include "../decode/walk.h"
 
 using namespace decode;
+typedef Heads<128, true> Full;
+typedef Heads<128, true, few_across> Few;
 
-KERNEL(threads, residency) void dw_decode_bf16_k128(dwk_decode_args x) { recur<arch::Bf16, 128, false, false>(x); }
-KERNEL(threads, 2) void dw_decode_bf16_k256(dwk_decode_args x) { recur<arch::Bf16, 256, false, false>(x); }
-KERNEL(threads, residency) void dw_decode_f16_k128(dwk_decode_args x) { recur<arch::F16, 128, false, false>(x); }
-KERNEL(threads, 2) void dw_decode_f16_k256(dwk_decode_args x) { recur<arch::F16, 256, false, false>(x); }
-KERNEL(row_threads, 1) void dw_decode_norm_bf16(dwk_decode_args x) { recur<arch::Bf16, 128, true, false>(x); }
-KERNEL(row_threads, 1) void dw_decode_norm_f16(dwk_decode_args x) { recur<arch::F16, 128, true, false>(x); }
+KERNEL(threads, residency) void dw_decode_bf16_k128(dwk_decode_args x) {
+    recur<arch::Bf16, Heads<128, false>, false, false>(x);
+}
+KERNEL(threads, 2) void dw_decode_bf16_k256(dwk_decode_args x) {
+    recur<arch::Bf16, Heads<256, false>, false, false>(x);
+}
+KERNEL(threads, residency) void dw_decode_f16_k128(dwk_decode_args x) {
+    recur<arch::F16, Heads<128, false>, false, false>(x);
+}
+KERNEL(threads, 2) void dw_decode_f16_k256(dwk_decode_args x) { recur<arch::F16, Heads<256, false>, false, false>(x); }
+KERNEL(threads, residency) void dw_decode_full_bf16(dwk_decode_args x) { recur<arch::Bf16, Full, false, false>(x); }
+KERNEL(threads, residency) void dw_decode_full_f16(dwk_decode_args x) { recur<arch::F16, Full, false, false>(x); }
+KERNEL(few_threads, few_residency) void dw_decode_few_bf16(dwk_decode_args x) {
+    recur<arch::Bf16, Few, false, false>(x);
+}
+KERNEL(few_threads, few_residency) void dw_decode_few_f16(dwk_decode_args x) { recur<arch::F16, Few, false, false>(x); }
+KERNEL(row_threads, 1) void dw_decode_norm_bf16(dwk_decode_args x) {
+    recur<arch::Bf16, Heads<128, false>, true, false>(x);
+}
+KERNEL(row_threads, 1) void dw_decode_norm_f16(dwk_decode_args x) {
+    recur<arch::F16, Heads<128, false>, true, false>(x);
+}

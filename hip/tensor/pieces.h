@@ -21,13 +21,25 @@ template <bool Wide> DEVICE i32x4 load(const char *p, bool whole) {
     return out;
 }
 
-// Loads half a piece, four numbers of 16 bits. `whole`: one access can cover it.
-DEVICE i32x2 load_half(const char *p, bool whole) {
+// Loads a quarter of a piece of numbers of 16 bits: two. `whole`: one access can cover it.
+DEVICE int load_pair(const char *p, bool whole) {
+    if (whole) {
+        return arch::load_b32(p);
+    }
+    const unsigned short *all = (const unsigned short *)p;
+    return all[0] | all[1] << 16;
+}
+
+// Loads half a piece. `whole`: one access can cover it.
+template <bool Wide> DEVICE i32x2 load_half(const char *p, bool whole) {
     if (whole) {
         return arch::load_b64(p);
     }
-    const unsigned short *all = (const unsigned short *)p;
-    return i32x2{all[0] | all[1] << 16, all[2] | all[3] << 16};
+    if constexpr (Wide) {
+        return i32x2{((const int *)p)[0], ((const int *)p)[1]};
+    } else {
+        return i32x2{load_pair(p, false), load_pair(p + 4, false)};
+    }
 }
 
 template <bool Wide> DEVICE void store(char *p, i32x4 x, bool whole) {
@@ -45,14 +57,26 @@ template <bool Wide> DEVICE void store(char *p, i32x4 x, bool whole) {
     }
 }
 
-DEVICE void store_half(char *p, i32x2 x, bool whole) {
+DEVICE void store_pair(char *p, int x, bool whole) {
+    if (whole) {
+        arch::store_b32(p, x);
+        return;
+    }
+    ((short *)p)[0] = (short)x;
+    ((short *)p)[1] = (short)(x >> 16);
+}
+
+template <bool Wide> DEVICE void store_half(char *p, i32x2 x, bool whole) {
     if (whole) {
         arch::store_b64(p, x);
         return;
     }
     for (int i = 0; i < 2; ++i) {
-        ((short *)p)[2 * i] = (short)x[i];
-        ((short *)p)[2 * i + 1] = (short)(x[i] >> 16);
+        if constexpr (Wide) {
+            ((int *)p)[i] = x[i];
+        } else {
+            store_pair(p + 4 * i, x[i], false);
+        }
     }
 }
 

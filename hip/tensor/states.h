@@ -1,4 +1,4 @@
-// Recurrent states in memory, f32, bf16 or f16, accessed four or eight adjacent elements of a row at a time.
+// Recurrent states in memory, f32, bf16 or f16, accessed two, four or eight adjacent elements of a row at a time.
 #pragma once
 
 #include "../kernel_args.h"
@@ -33,12 +33,17 @@ template <int Type> DEVICE short narrowed(float a) {
     return Type == DWK_F16 ? (short)arch::F16::pack(x, 0.0f) : arch::Bf16::narrow(x);
 }
 
-// Stores N numbers, 4 or 8, as elements of type DWK_F32, DWK_BF16 or DWK_F16. `whole`: one access can cover 16 bytes.
+// Stores N numbers, 2, 4 or 8, as elements of type DWK_F32, DWK_BF16 or DWK_F16. `whole`: one access can cover 16
+// bytes.
 template <int N> DEVICE void store(char *p, const float (&x)[N], int type, bool whole) {
     if (type == DWK_F32) {
-        for (int i = 0; i < N; i += 4) {
-            const i32x4 some{bits<int>(x[i]), bits<int>(x[i + 1]), bits<int>(x[i + 2]), bits<int>(x[i + 3])};
-            piece::store<true>(p + 4 * i, some, whole);
+        if constexpr (N == 2) {
+            piece::store_half<true>(p, i32x2{bits<int>(x[0]), bits<int>(x[1])}, whole);
+        } else {
+            for (int i = 0; i < N; i += 4) {
+                const i32x4 some{bits<int>(x[i]), bits<int>(x[i + 1]), bits<int>(x[i + 2]), bits<int>(x[i + 3])};
+                piece::store<true>(p + 4 * i, some, whole);
+            }
         }
         return;
     }
@@ -54,8 +59,10 @@ template <int N> DEVICE void store(char *p, const float (&x)[N], int type, bool 
     }
     if constexpr (N == 8) {
         piece::store<false>(p, i32x4{words[0], words[1], words[2], words[3]}, whole);
+    } else if constexpr (N == 4) {
+        piece::store_half<false>(p, i32x2{words[0], words[1]}, whole);
     } else {
-        piece::store_half(p, i32x2{words[0], words[1]}, whole);
+        piece::store_pair(p, words[0], whole);
     }
 }
 

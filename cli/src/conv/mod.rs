@@ -147,7 +147,7 @@ impl Operation for ConvRun<'_> {
             .output("beta", Dtype::F32, heads)
     }
 
-    fn kernels(plan: &Conv) -> Vec<&'static str> {
+    fn kernels(&self, plan: &Conv) -> Vec<&'static str> {
         vec![plan.kernel()]
     }
 

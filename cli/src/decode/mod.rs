@@ -133,8 +133,8 @@ impl Operation for DecodeRun<'_> {
         }
     }
 
-    fn kernels(plan: &Decode) -> Vec<&'static str> {
-        vec![plan.kernel()]
+    fn kernels(&self, plan: &Decode) -> Vec<&'static str> {
+        vec![plan.kernel(self.args.state.state_dtype)]
     }
 
     fn launch(&self, mut views: Views, stream: &Stream, plan: &Decode, _: Part) -> Fallible<()> {

@@ -129,8 +129,8 @@ impl Operation for LayerRun<'_> {
             .output("y", s.dtype, outputs)
     }
 
-    fn kernels(plan: &Layer) -> Vec<&'static str> {
-        plan.kernels()
+    fn kernels(&self, plan: &Layer) -> Vec<&'static str> {
+        plan.kernels(self.args.state.state_dtype)
     }
 
     fn launch(&self, mut views: Views, stream: &Stream, plan: &Layer, _: Part) -> Fallible<()> {

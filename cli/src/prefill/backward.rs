@@ -381,7 +381,7 @@ impl Operation for BackwardRun<'_> {
         }
     }
 
-    fn kernels(plan: &Plan) -> Vec<&'static str> {
+    fn kernels(&self, plan: &Plan) -> Vec<&'static str> {
         plan.backward.kernels(plan.raw)
     }
 

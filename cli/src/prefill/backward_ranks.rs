@@ -279,7 +279,7 @@ impl Operation for BackwardRanksRun<'_> {
         }
     }
 
-    fn kernels(plan: &Self::Plan) -> Vec<&'static str> {
+    fn kernels(&self, plan: &Self::Plan) -> Vec<&'static str> {
         in_order(
             (plan.shared.ranks.iter())
                 .flat_map(|(_, of_rank)| of_rank.kernels(plan.raw).concat())

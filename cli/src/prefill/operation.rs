@@ -86,7 +86,7 @@ impl Operation for PrefillRun<'_> {
         }
     }
 
-    fn kernels(plan: &Prefill) -> Vec<&'static str> {
+    fn kernels(&self, plan: &Prefill) -> Vec<&'static str> {
         plan.kernels()
     }
 

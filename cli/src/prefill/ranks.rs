@@ -724,7 +724,7 @@ impl Operation for RanksRun<'_> {
             .made_some("initial", initial)
     }
 
-    fn kernels(plan: &Self::Plan) -> Vec<&'static str> {
+    fn kernels(&self, plan: &Self::Plan) -> Vec<&'static str> {
         in_order(
             (plan.ranks.iter())
                 .flat_map(|(_, plan)| plan.kernels().concat())

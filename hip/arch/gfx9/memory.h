@@ -1,4 +1,4 @@
-// Memory access on CDNA: 16 or 8 bytes at any even address, and buffer resources that check ranges.
+// Memory access on CDNA: 16, 8 or 4 bytes at any even address, and buffer resources that check ranges.
 #pragma once
 
 #include "../base.h"
@@ -7,20 +7,25 @@ namespace arch {
 
 typedef i32x4 Even16 __attribute__((aligned(2)));
 typedef i32x2 Even8 __attribute__((aligned(2)));
+typedef int Even4 __attribute__((aligned(2)));
 // Whether one access can cover 16 bytes at p, a multiple of 2.
 DEVICE bool in_one_access(const void *) { return true; }
 DEVICE i32x4 load_b128(const void *p) { return *(const Even16 *)p; }
 DEVICE void store_b128(void *p, i32x4 x) { *(Even16 *)p = x; }
 DEVICE i32x2 load_b64(const void *p) { return *(const Even8 *)p; }
 DEVICE void store_b64(void *p, i32x2 x) { *(Even8 *)p = x; }
+DEVICE int load_b32(const void *p) { return *(const Even4 *)p; }
+DEVICE void store_b32(void *p, int x) { *(Even4 *)p = x; }
 
-// Loads 16 or 8 bytes of a line that others soon read. Lines are fetched whole.
+// Loads 16, 8 or 4 bytes of a line that others soon read. Lines are fetched whole.
 DEVICE i32x4 load_line_b128(const void *p) { return load_b128(p); }
 DEVICE i32x2 load_line_b64(const void *p) { return load_b64(p); }
+DEVICE int load_line_b32(const void *p) { return load_b32(p); }
 
 // Loads. This compiler leaves them where they are.
 DEVICE i32x4 request_b128(const void *p) { return load_b128(p); }
 DEVICE i32x2 request_b64(const void *p) { return load_b64(p); }
+DEVICE int request_b32(const void *p) { return load_b32(p); }
 DEVICE int request_b16(const void *p) { return *(const unsigned short *)p; }
 
 // Packs the low (or high) 16 bits of two words, `a` in the low half.

@@ -12,8 +12,10 @@ DEVICE i32x4 load_b128(const void *p) { return *(const i32x4 *)p; }
 DEVICE void store_b128(void *p, i32x4 x) { *(i32x4 *)p = x; }
 DEVICE i32x2 load_b64(const void *p) { return *(const i32x2 *)p; }
 DEVICE void store_b64(void *p, i32x2 x) { *(i32x2 *)p = x; }
+DEVICE int load_b32(const void *p) { return *(const int *)p; }
+DEVICE void store_b32(void *p, int x) { *(int *)p = x; }
 
-// Loads 16 or 8 bytes of a line of 128 that others soon read: the L2 cache fetches the whole line from HBM.
+// Loads 16, 8 or 4 bytes of a line of 128 that others soon read: the L2 cache fetches the whole line from HBM.
 DEVICE i32x4 load_line_b128(const void *p) {
     i32x4 x;
     asm volatile("ld.global.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -27,6 +29,11 @@ DEVICE i32x2 load_line_b64(const void *p) {
     asm volatile("ld.global.L2::128B.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p) : "memory");
     return x;
 }
+DEVICE int load_line_b32(const void *p) {
+    int x;
+    asm volatile("ld.global.L2::128B.b32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
 
 // Loads of memory that does not change before they are complete. The compiler cannot move the request to the first use.
 DEVICE i32x4 request_b128(const void *p) {
@@ -37,6 +44,11 @@ DEVICE i32x4 request_b128(const void *p) {
 DEVICE i32x2 request_b64(const void *p) {
     i32x2 x;
     asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p));
+    return x;
+}
+DEVICE int request_b32(const void *p) {
+    int x;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(x) : "l"(p));
     return x;
 }
 DEVICE int request_b16(const void *p) {

@@ -33,6 +33,10 @@ pub(crate) struct Shape {
     dies: u32,
     /// Most (sequence, value head) for which the kernel with the gated norm is faster than two kernels.
     norm_rows: usize,
+    /// Most workgroups for which the kernel for few sequences is faster.
+    few_workgroups: usize,
+    /// Whether `decode_full` is faster with states in f32, too.
+    full_with_f32: bool,
 }
 
 /// Launch arguments: the kernel's argument struct and grid.
@@ -85,6 +89,9 @@ impl Shape {
             scale: spec.scale.unwrap_or_else(|| spec.heads.default_scale()),
             dies: context.dies(),
             norm_rows: context.target().decode_norm_rows,
+            few_workgroups: context.target().decode_few_room
+                * context.device().compute_units as usize,
+            full_with_f32: context.target().decode_full_with_f32,
         };
         check::ensure(batch < 1 << 24 && shape.workgroups() < 1 << 26, || {
             let was = format!("{batch} sequences of {} value heads", spec.heads.value);
@@ -94,8 +101,16 @@ impl Shape {
         Ok(shape)
     }
 
-    pub(super) fn kernel(&self) -> Kernel<dwk_decode_args> {
-        kernels::decode(self.spec.dtype, self.spec.heads.key_dim)
+    /// The kernel for a pool of type `states`.
+    pub(super) fn kernel(&self, states: Dtype) -> Kernel<dwk_decode_args> {
+        let (dtype, heads) = (self.spec.dtype, &self.spec.heads);
+        let full =
+            heads.key_dim == kernels::FULL_KEY_DIM && heads.value_dim.is_multiple_of(COLUMNS);
+        match full {
+            true if self.workgroups() <= self.few_workgroups as u64 => kernels::decode_few(dtype),
+            true if states != Dtype::F32 || self.full_with_f32 => kernels::decode_full(dtype),
+            _ => kernels::decode(dtype, heads.key_dim),
+        }
     }
 
     /// The kernel for drafts.
@@ -246,7 +261,7 @@ impl Shape {
             arguments.flags |= abi::DWK_ALIGNED;
         }
         Ok(LaunchArguments {
-            kernel: self.kernel(),
+            kernel: self.kernel(x.pool.tensor.0.dtype),
             arguments,
             groups: self.workgroups() as u32,
         })

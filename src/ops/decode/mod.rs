@@ -140,9 +140,9 @@ impl Decode {
         Ok(())
     }
 
-    /// Name of the kernel that a launch runs.
-    pub fn kernel(&self) -> &'static str {
-        self.shape.kernel().name()
+    /// Name of the kernel that a launch on a pool of type `states` runs.
+    pub fn kernel(&self, states: Dtype) -> &'static str {
+        self.shape.kernel(states).name()
     }
 
     /// Workgroups of a launch: one for every sequence, value head and 32 value columns.

@@ -10,6 +10,7 @@ use crate::prefill::{self, LoweredLengths};
 use crate::runtime::{Context, Stream};
 use crate::state::HostSlots;
 use crate::tensor::Buffer;
+use crate::types::Dtype;
 
 /// Launch arguments of all stages.
 pub(super) struct LaunchArguments {
@@ -74,16 +75,20 @@ impl Stages {
         self.tokens > self.decodes || self.decodes == 0
     }
 
-    /// Names of the kernels in order. `on_device`: whether only the device knows the lengths. `prefill`: names of the
+    /// Names of the kernels in order. `states`: type of the recurrent states. `on_device`: whether only the device knows the lengths. `prefill`: names of the
     /// prefill's kernels.
     pub(super) fn kernels(
         &self,
+        states: Dtype,
         on_device: bool,
         prefill: impl IntoIterator<Item = &'static str>,
     ) -> Vec<&'static str> {
         let normed = self.decode.as_ref().and_then(Decode::norm_kernel);
         let normed = normed.map(Kernel::name);
-        let decode = self.decode.iter().map(|d| normed.unwrap_or(d.kernel()));
+        let decode = self
+            .decode
+            .iter()
+            .map(|d| normed.unwrap_or(d.kernel(states)));
         let rest = normed.is_none() || self.tokens > self.decodes;
         let norm = rest.then(|| kernels::norm(self.spec.dtype).name());
         let conv = match on_device {
