@@ -92,12 +92,12 @@ fn contexts_leave_nothing_behind() -> deltawave::Result<()> {
         return Ok(());
     };
     let mut result = Ok(());
-    let grown = least_growth(100, || {
+    let grown = least_growth(50, || {
         if let Err(error) = life() {
             result = Err(error);
         }
     });
-    assert!(grown < 400 << 10, "100 contexts leave {grown} bytes");
+    assert!(grown < 200 << 10, "50 contexts leave {grown} bytes");
     result
 }
 

@@ -19,7 +19,7 @@ OPERATIONS = {
                                         "nothing, and computes inverses again. Initial states are in f32. Gates "
                                         "`strong` are about -22 a token."),
     "decode": ("Decode", "Sequences x tokens. Gates are computed and rows of q and k normalised inside, states are updated: "
-                         "in place, but FLA writes new ones."),
+                         "in place, but FLA writes new ones. States are value-major for deltawave and FlashInfer."),
     "norm": ("Gated norm", "Rows of a value head: normalised, weighted, times silu of the gate."),
     "conv": ("Convolution and split", "Width 4, SiLU, then q, k and v as tensors of their own: for FLA a copy after its "
                                       "convolution."),

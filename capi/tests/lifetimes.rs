@@ -177,8 +177,8 @@ fn contexts_leave_nothing_behind() {
             dw_prefill_destroy(plan);
         }
     };
-    let grown = least_growth(100, life);
-    assert!(grown < 400 << 10, "100 contexts leave {grown} bytes");
+    let grown = least_growth(50, life);
+    assert!(grown < 200 << 10, "50 contexts leave {grown} bytes");
 }
 
 #[test]

@@ -38,10 +38,10 @@ class Lifetimes(unittest.TestCase):
             life()
         gc.collect()
         before = resident()
-        for _ in range(1000):
+        for _ in range(250):
             life()
         gc.collect()
-        self.assertLess(resident() - before, 4 << 20)
+        self.assertLess(resident() - before, 1 << 20)
 
     def test_a_fault_is_one_contexts(self):
         lost = dw.Context("simulator")
