@@ -51,7 +51,10 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         y.extend(pools.run(&context, &model, &mixed, &rest, &[(2, 1), (0, 0)])?);
 
         let error = compare(&y, &model.oracle(&inputs)).rms_ratio;
-        println!("{name}: {error:.1e} off, in {:?}", mixed.kernels());
+        println!(
+            "{name}: {error:.1e} off, in {:?}",
+            mixed.kernels(Dtype::F32)
+        );
         assert!(error < 6e-3);
     }
     Ok(())
