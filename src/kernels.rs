@@ -366,7 +366,7 @@ pub(crate) fn decode_full(dtype: Dtype) -> Kernel<abi::dwk_decode_args> {
     typed(DECODE_FULL, dtype)[0]
 }
 
-/// The same for few sequences, with the same bits.
+/// The decode for the same heads and few sequences, with the same bits.
 pub(crate) fn decode_few(dtype: Dtype) -> Kernel<abi::dwk_decode_args> {
     typed(DECODE_FEW, dtype)[0]
 }

@@ -35,12 +35,12 @@ DEVICE int team() { return arch::uniform_value(arch::thread() / arch::lanes); }
 
 // Elements of the state S [K, columns] that a thread owns: `run` consecutive keys of every `step` keys, in `across`
 // columns. A piece is `run` keys of a column, or a key of `across` columns. `Whole`: one access covers a piece.
-// `Exact`: the head has `Keys` keys, and every team has all its columns.
-template <int Across, int Keys, bool Wide_, bool ValueMajor, bool Whole, bool Exact> struct Share {
+// `Full`: the head has `Keys` keys, and every team has all its columns.
+template <int Across, int Keys, bool Wide_, bool ValueMajor, bool Whole, bool Full> struct Share {
     static constexpr int across = Across, columns = columns_of<Across>;
     typedef float Columns __attribute__((ext_vector_type(across)));
     typedef int Words __attribute__((ext_vector_type(across / 2))); // a number of 16 bits for each column
-    static constexpr bool Wide = Wide_, value_major = ValueMajor, whole = Whole, exact = Exact;
+    static constexpr bool Wide = Wide_, value_major = ValueMajor, whole = Whole, full = Full;
     static constexpr int run = ValueMajor && !Wide ? 8 : 4;
     static constexpr int step = groups * run;
     static constexpr int steps = Keys / step;
@@ -59,8 +59,8 @@ template <int Across, int Keys, bool Wide_, bool ValueMajor, bool Whole, bool Ex
         }
     }
     // The thread in the team. Computed at each use where registers have no room for what depends on it: with more keys,
-    // and on gfx942 where nothing is masked, so that the addresses of all pieces can be kept.
-    static constexpr bool keeps_thread = requests_early && (arch::Traits::one_die || !Exact);
+    // and on gfx942 in kernels of full heads, where the compiler would keep the addresses of all pieces.
+    static constexpr bool keeps_thread = requests_early && (arch::Traits::one_die || !Full);
     static DEVICE_MEMBER u32 thread() { return keeps_thread ? member() : arch::opaque(member()); }
     static DEVICE_MEMBER int group() { return thread() / group_step % groups; }
     // The thread's first column, counted in the team's.
@@ -71,11 +71,12 @@ template <int Across, int Keys, bool Wide_, bool ValueMajor, bool Whole, bool Ex
     static DEVICE_MEMBER float sum(float x) { return arch::sum_of_eight<group_step>(x); }
 };
 
-// What a kernel knows of its heads: K is at most `Keys`. `Exact`: K is `Keys`, and V a multiple of `slab`.
-template <int Keys, bool Exact, int Across = decode::across> struct Heads {
+// Heads that a kernel computes: K up to `Keys`. `Full`: K = `Keys` and V a multiple of `slab` alone, so that nothing is
+// masked. `Across`: value columns of a thread.
+template <int Keys, bool Full, int Across = decode::across> struct Heads {
     static constexpr int across = Across;
-    static constexpr bool exact = Exact;
-    template <bool Wide, bool ValueMajor, bool Whole> using Of = Share<Across, Keys, Wide, ValueMajor, Whole, Exact>;
+    static constexpr bool full = Full;
+    template <bool Wide, bool ValueMajor, bool Whole> using Of = Share<Across, Keys, Wide, ValueMajor, Whole, Full>;
 };
 
 // Work of a team: a (sequence, value head) and `columns` value columns.

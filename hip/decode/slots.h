@@ -58,7 +58,7 @@ struct Slots {
     bool idle;
 };
 
-// What memory says of a sequence's slots without drafts. No value depends on another: nothing here waits for a load.
+// Slots of a sequence without drafts, unchecked. No value depends on another, so nothing here waits for a load.
 struct RawSlots {
     int slot, write;
     bool initial;
@@ -71,7 +71,7 @@ DEVICE RawSlots load_slots(const dwk_decode_args &x, const Work &at) {
                     !x.has_initial_state || arch::uniform(x.has_initial_state + at.sequence)};
 }
 
-// Slots without drafts.
+// Slots without drafts, checked.
 DEVICE Slots plain_slots(const dwk_decode_args &x, const RawSlots &raw) {
     const bool reads = is_slot(raw.slot, x.slot_count), writes = is_slot(raw.write, x.slot_count);
     return Slots{reads && raw.initial ? raw.slot : -1, writes ? raw.write : -1, !reads && !writes};

@@ -18,17 +18,17 @@ template <class S> class Pieces {
   public:
     DEVICE_MEMBER Pieces(const state::Head &memory, int team_column, int key_dim, int value_dim)
         : memory(memory), first_key(S::group() * S::run), key_dim(key_dim),
-          column_inside(S::exact || team_column + S::column() < value_dim) {
+          column_inside(S::full || team_column + S::column() < value_dim) {
         const u32 size = state::size_of(memory.type), column = team_column + (column_inside ? S::column() : 0);
         of_column = column * (S::value_major ? memory.row : size);
         key_bytes = S::value_major ? size : memory.row;
     }
 
-    DEVICE_MEMBER bool inside(int j) const { return S::exact || (column_inside && first_key + j * S::step < key_dim); }
+    DEVICE_MEMBER bool inside(int j) const { return S::full || (column_inside && first_key + j * S::step < key_dim); }
     // Piece i of step j: column i of the thread, or key i of the step.
     DEVICE_MEMBER char *at(int j, int i) const {
         const int key = first_key + j * S::step;
-        return memory.base + (of_column + (S::exact || key < key_dim ? key * key_bytes : 0) + i * memory.row);
+        return memory.base + (of_column + (S::full || key < key_dim ? key * key_bytes : 0) + i * memory.row);
     }
 
     const state::Head &memory;

@@ -45,17 +45,26 @@ template <class S> DEVICE typename S::Words load_columns(const char *p) {
     }
 }
 
+// Numbers of type T for each of the thread's columns, as f32.
+template <class T, class S> DEVICE typename S::Columns widen_columns(typename S::Words words) {
+    typename S::Columns out;
+    for (int i = 0; i < S::across; ++i) {
+        out[i] = i % 2 ? T::high(words[i / 2]) : T::low(words[i / 2]);
+    }
+    return out;
+}
+
 template <bool Norm, class S> DEVICE void load_token(Token<S> &out, const dwk_decode_args &x, const Work &at, int t) {
     const char *q = row_address(x.q, x.q_strides, at.sequence, at.first + t, at.key_head);
     const char *k = row_address(x.k, x.k_strides, at.sequence, at.first + t, at.key_head);
     const char *v = row_address(x.v, x.v_strides, at.sequence, at.first + t, at.head);
     // Threads beyond K or V read the first elements, because a branch would wait for its loads.
     const int column = at.column + S::column();
-    const u32 of_v = 2 * (S::exact || column < x.value_dim ? column : at.column);
+    const u32 of_v = 2 * (S::full || column < x.value_dim ? column : at.column);
 #pragma unroll
     for (int j = 0; j < S::steps; ++j) {
         const int key = S::group() * S::run + j * S::step;
-        const u32 of_key = 2 * (S::exact || key < x.key_dim ? key : 0);
+        const u32 of_key = 2 * (S::full || key < x.key_dim ? key : 0);
         if constexpr (S::run == 8) {
             out.q[j] = S::whole ? arch::request_b128(q + of_key) : piece::load<false>(q + of_key, false);
             out.k[j] = S::whole ? arch::request_b128(k + of_key) : piece::load<false>(k + of_key, false);
@@ -73,7 +82,7 @@ template <bool Norm, class S> DEVICE void load_token(Token<S> &out, const dwk_de
 // The thread's keys of step j of q or k: run numbers, zeros beyond K.
 template <class T, class S>
 DEVICE void keys_of(float (&out)[S::run], const typename Token<S>::Run &raw, int j, int key_dim) {
-    const bool inside = S::exact || S::group() * S::run + j * S::step < key_dim;
+    const bool inside = S::full || S::group() * S::run + j * S::step < key_dim;
     for (int e = 0; e < S::run; e += 2) {
         const int word = inside ? raw[e / 2] : 0;
         out[e] = T::low(word);

@@ -11,7 +11,7 @@ namespace { // internal linkage: the compiler then knows ranges of results befor
 // Stores the thread's columns of the output of token t. One of the threads with the same columns writes them.
 template <class S> DEVICE void store_output(const dwk_decode_args &x, const Work &at, int t, typename S::Words words) {
     const int column = at.column + S::column();
-    if (S::group() == 0 && (S::exact || column < x.value_dim)) {
+    if (S::group() == 0 && (S::full || column < x.value_dim)) {
         char *to = (char *)row_address(x.o, x.o_strides, at.sequence, at.first + t, at.head) + 2 * column;
         if constexpr (S::across == across) {
             piece::store_half<false>(to, words, S::whole);
@@ -33,10 +33,7 @@ DEVICE void advance(StateShare<S> &share, const Token<S> &token, const Sums<S> &
     }
     // d = beta (v - decay S^T k), and o = scale (decay S0^T q + (k.q) d).
     typedef typename S::Columns Columns;
-    Columns v;
-    for (int i = 0; i < S::across; ++i) {
-        v[i] = i % 2 ? T::high(token.v[i / 2]) : T::low(token.v[i / 2]);
-    }
+    const Columns v = widen_columns<T, S>(token.v);
     const float of_u = -gates.decay * of_k, of_d = of_k * sums.k_q, of_o = x.scale * of_q;
     const Columns d = gates.beta * __builtin_elementwise_fma((Columns)of_u, sums.u, v);
     const Columns o = of_o * __builtin_elementwise_fma((Columns)gates.decay, sums.w, of_d * d);
@@ -57,11 +54,7 @@ DEVICE void advance(StateShare<S> &share, const Token<S> &token, const Sums<S> &
     }
     if constexpr (Norm) {
         if (S::group() == 0) {
-            Columns rounded;
-            for (int i = 0; i < S::across; ++i) {
-                rounded[i] = i % 2 ? T::high(words[i / 2]) : T::low(words[i / 2]);
-            }
-            *(Columns *)(row + at.column + S::column()) = rounded;
+            *(Columns *)(row + at.column + S::column()) = widen_columns<T, S>(words);
         }
         const int column = normed_column(at);
         const float y = math::packable(normed<T>(row, token.z, weight, x, column));
@@ -188,7 +181,7 @@ template <class T, class Heads, bool Norm, bool Draft> DEVICE void recur(const d
             return;
         }
     }
-    if (!Heads::exact && at.column >= x.value_dim) {
+    if (!Heads::full && at.column >= x.value_dim) {
         return;
     }
     // Before the paths part, so that they are under way while a path's instructions are fetched.

@@ -13,8 +13,8 @@
 #include "../decode/walk.h"
 
 using namespace decode;
-typedef Heads<128, true> Full;
-typedef Heads<128, true, few_across> Few;
+typedef Heads<128, true> FullHeads;
+typedef Heads<128, true, few_across> FewHeads;
 
 KERNEL(threads, residency) void dw_decode_bf16_k128(dwk_decode_args x) {
     recur<arch::Bf16, Heads<128, false>, false, false>(x);
@@ -26,12 +26,16 @@ KERNEL(threads, residency) void dw_decode_f16_k128(dwk_decode_args x) {
     recur<arch::F16, Heads<128, false>, false, false>(x);
 }
 KERNEL(threads, 2) void dw_decode_f16_k256(dwk_decode_args x) { recur<arch::F16, Heads<256, false>, false, false>(x); }
-KERNEL(threads, residency) void dw_decode_full_bf16(dwk_decode_args x) { recur<arch::Bf16, Full, false, false>(x); }
-KERNEL(threads, residency) void dw_decode_full_f16(dwk_decode_args x) { recur<arch::F16, Full, false, false>(x); }
-KERNEL(few_threads, few_residency) void dw_decode_few_bf16(dwk_decode_args x) {
-    recur<arch::Bf16, Few, false, false>(x);
+KERNEL(threads, residency) void dw_decode_full_bf16(dwk_decode_args x) {
+    recur<arch::Bf16, FullHeads, false, false>(x);
 }
-KERNEL(few_threads, few_residency) void dw_decode_few_f16(dwk_decode_args x) { recur<arch::F16, Few, false, false>(x); }
+KERNEL(threads, residency) void dw_decode_full_f16(dwk_decode_args x) { recur<arch::F16, FullHeads, false, false>(x); }
+KERNEL(few_threads, few_residency) void dw_decode_few_bf16(dwk_decode_args x) {
+    recur<arch::Bf16, FewHeads, false, false>(x);
+}
+KERNEL(few_threads, few_residency) void dw_decode_few_f16(dwk_decode_args x) {
+    recur<arch::F16, FewHeads, false, false>(x);
+}
 KERNEL(row_threads, 1) void dw_decode_norm_bf16(dwk_decode_args x) {
     recur<arch::Bf16, Heads<128, false>, true, false>(x);
 }

@@ -200,7 +200,7 @@ static CDNA: Target = {
         takes_maps: false,
         fused: [FUSED; FUSED_BUCKETS],
         fused_summarise: [FUSED; FUSED_BUCKETS],
-        decode_few_room: 2, // modelled for an MI300X: 5% to 10% at batch 1 and 32 value heads
+        decode_few_room: 2, // modelled for an MI300X with 32 value heads: 3% to 10% less at batch 1
         // Modelled: 64 value heads, batch 128, value-major: f32 states 268 us in place of 227, bf16 states 94 of 102.
         decode_full_with_f32: false,
         decode_norm_rows: usize::MAX,

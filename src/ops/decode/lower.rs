@@ -106,10 +106,12 @@ impl Shape {
         let (dtype, heads) = (self.spec.dtype, &self.spec.heads);
         let full =
             heads.key_dim == kernels::FULL_KEY_DIM && heads.value_dim.is_multiple_of(COLUMNS);
-        match full {
-            true if self.workgroups() <= self.few_workgroups as u64 => kernels::decode_few(dtype),
-            true if states != Dtype::F32 || self.full_with_f32 => kernels::decode_full(dtype),
-            _ => kernels::decode(dtype, heads.key_dim),
+        if full && self.workgroups() <= self.few_workgroups as u64 {
+            kernels::decode_few(dtype)
+        } else if full && (states != Dtype::F32 || self.full_with_f32) {
+            kernels::decode_full(dtype)
+        } else {
+            kernels::decode(dtype, heads.key_dim)
         }
     }
 

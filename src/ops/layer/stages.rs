@@ -75,8 +75,8 @@ impl Stages {
         self.tokens > self.decodes || self.decodes == 0
     }
 
-    /// Names of the kernels in order. `states`: type of the recurrent states. `on_device`: whether only the device knows the lengths. `prefill`: names of the
-    /// prefill's kernels.
+    /// Names of the kernels in order. `states`: type of the recurrent states. `on_device`: whether only the device knows
+    /// the lengths. `prefill`: names of the prefill's kernels.
     pub(super) fn kernels(
         &self,
         states: Dtype,
