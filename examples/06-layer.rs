@@ -53,7 +53,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         let error = compare(&y, &model.oracle(&inputs)).rms_ratio;
         println!(
             "{name}: {error:.1e} off, in {:?}",
-            mixed.kernels(Dtype::F32)
+            mixed.kernels(Dtype::F32, StateLayout::KeyMajor)
         );
         assert!(error < 6e-3);
     }

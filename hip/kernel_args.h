@@ -75,6 +75,21 @@ typedef struct dwk_state_strides {
     int64_t row;
 } dwk_state_strides;
 
+/* Strides of a token tensor whose elements span less than 2^31. Offsets have 32 bits: a negative stride is one modulo
+ * 2^32. */
+typedef struct dwk_token_steps {
+    uint32_t sequence;
+    uint32_t token;
+    uint32_t head;
+} dwk_token_steps;
+
+/* Strides of a state tensor: below 2^32, and the elements of a sequence span less than 2^31. */
+typedef struct dwk_state_steps {
+    uint32_t sequence;
+    uint32_t head;
+    uint32_t row;
+} dwk_state_steps;
+
 /* A segment: a run of chunks of one sequence, which a workgroup of prefill_scan or prefill_summarise walks. */
 typedef struct dwk_prefill_item {
     int32_t sequence;    /* -1: no item, nor are those that follow; in lists that the device made */
@@ -611,10 +626,10 @@ typedef struct dwk_norm_backward_args {
 } dwk_norm_backward_args;
 
 /* decode_{bf16,f16}_k{128,256}: the recurrence over `tokens` tokens of every sequence, on a pool of states. One
- * workgroup per (sequence, value head, 32 value columns). decode_full_{bf16,f16}, decode_few_{bf16,f16}: the same for K
- * = 128 and V a multiple of 32. flags: DWK_QK_L2NORM, DWK_RAW_GATES, DWK_NEGATIVE_EIGENVALUES, DWK_TILED_HEADS,
- * DWK_ALIGNED, and DWK_INITIAL_VALUE_MAJOR for `state` and `states`. decode_norm_{bf16,f16}: with the gated norm of o,
- * for V = 128 and K up to 128; one workgroup per (sequence, value head), `slabs` is 1. */
+ * workgroup per (sequence, value head, 32 value columns). flags: DWK_QK_L2NORM, DWK_RAW_GATES,
+ * DWK_NEGATIVE_EIGENVALUES, DWK_TILED_HEADS, DWK_ALIGNED, and DWK_INITIAL_VALUE_MAJOR for `state` and `states`.
+ * decode_norm_{bf16,f16}: with the gated norm of o, for V = 128 and K up to 128; one workgroup per (sequence, value
+ * head), `slabs` is 1. */
 typedef struct dwk_decode_args {
     /* In the order of their first use: a kernel waits for each line of its arguments' cache, 64 bytes, when it first
      * needs one. On sm_90a the first line ends after 48 bytes. */
@@ -671,6 +686,59 @@ typedef struct dwk_decode_args {
     int32_t pad0;
     dwk_norm_args norm; /* gated norm of o, for decode_norm; V is 128 */
 } dwk_decode_args;
+
+/* decode_full_{bf16,f16}_{s32,s16}_{kv,vk}, decode_few_*: decode for K = 128, V a multiple of 32, and strides of less
+ * than 2^31 elements. s32, s16: bits of the pool's elements. kv, vk: layout of the states. Every row of q, k, v, o and
+ * the states begins at a multiple of 16 bytes. Fields are those of dwk_decode_args. */
+typedef struct dwk_decode_full_args {
+    /* In the order of their first use, as there. */
+    dwk_divisor by_slabs;
+    dwk_divisor by_value_heads;
+    dwk_divisor by_key_heads;
+    int32_t slabs;
+    int32_t value_heads;
+    int32_t key_heads;
+    int32_t tokens;
+    uint32_t flags;
+    int32_t slot_count;
+
+    const int32_t *slots;
+    const int32_t *write_slots;
+    const uint8_t *has_initial_state;
+    const void *g;
+    const void *beta;
+    int32_t g_type;
+    int32_t beta_type;
+    int32_t a_log_type;
+    int32_t dt_bias_type;
+    int32_t state_type;
+    float scale;
+
+    dwk_token_steps g_strides;
+    dwk_token_steps beta_strides;
+    const void *a_log;
+    const void *dt_bias;
+    uint32_t a_log_stride;
+    uint32_t dt_bias_stride;
+    const void *q;
+    const void *k;
+
+    const void *v;
+    void *state;
+    dwk_token_steps q_strides;
+    dwk_token_steps k_strides;
+    dwk_token_steps v_strides;
+    dwk_state_steps state_strides;
+
+    void *o;
+    void *states;
+    dwk_token_steps o_strides;
+    dwk_state_steps states_strides;
+    uint32_t states_token;
+    int32_t states_type;
+    int32_t batch;
+    int32_t dies;
+} dwk_decode_full_args;
 
 /* decode_draft_{bf16,f16}_k{128,256}: decode for speculative decoding. decode_draft_norm_{bf16,f16}: with the gated
  * norm of o, as decode_norm. `write_slots` is [B, write_columns] if that is not 0. They are then slots of `states`,

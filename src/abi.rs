@@ -86,6 +86,42 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
+pub struct dwk_token_steps {
+    pub sequence: u32,
+    pub token: u32,
+    pub head: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_token_steps"][::core::mem::size_of::<dwk_token_steps>() - 12usize];
+    ["Alignment of dwk_token_steps"][::core::mem::align_of::<dwk_token_steps>() - 4usize];
+    ["Offset of field: dwk_token_steps::sequence"]
+        [::core::mem::offset_of!(dwk_token_steps, sequence) - 0usize];
+    ["Offset of field: dwk_token_steps::token"]
+        [::core::mem::offset_of!(dwk_token_steps, token) - 4usize];
+    ["Offset of field: dwk_token_steps::head"]
+        [::core::mem::offset_of!(dwk_token_steps, head) - 8usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct dwk_state_steps {
+    pub sequence: u32,
+    pub head: u32,
+    pub row: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_state_steps"][::core::mem::size_of::<dwk_state_steps>() - 12usize];
+    ["Alignment of dwk_state_steps"][::core::mem::align_of::<dwk_state_steps>() - 4usize];
+    ["Offset of field: dwk_state_steps::sequence"]
+        [::core::mem::offset_of!(dwk_state_steps, sequence) - 0usize];
+    ["Offset of field: dwk_state_steps::head"]
+        [::core::mem::offset_of!(dwk_state_steps, head) - 4usize];
+    ["Offset of field: dwk_state_steps::row"]
+        [::core::mem::offset_of!(dwk_state_steps, row) - 8usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
 pub struct dwk_prefill_item {
     pub sequence: i32,
     pub first_chunk: i32,
@@ -1779,6 +1815,150 @@ const _: () = {
         [::core::mem::offset_of!(dwk_decode_args, norm) - 416usize];
 };
 impl Default for dwk_decode_args {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct dwk_decode_full_args {
+    pub by_slabs: dwk_divisor,
+    pub by_value_heads: dwk_divisor,
+    pub by_key_heads: dwk_divisor,
+    pub slabs: i32,
+    pub value_heads: i32,
+    pub key_heads: i32,
+    pub tokens: i32,
+    pub flags: u32,
+    pub slot_count: i32,
+    pub slots: *const i32,
+    pub write_slots: *const i32,
+    pub has_initial_state: *const u8,
+    pub g: *const ::core::ffi::c_void,
+    pub beta: *const ::core::ffi::c_void,
+    pub g_type: i32,
+    pub beta_type: i32,
+    pub a_log_type: i32,
+    pub dt_bias_type: i32,
+    pub state_type: i32,
+    pub scale: f32,
+    pub g_strides: dwk_token_steps,
+    pub beta_strides: dwk_token_steps,
+    pub a_log: *const ::core::ffi::c_void,
+    pub dt_bias: *const ::core::ffi::c_void,
+    pub a_log_stride: u32,
+    pub dt_bias_stride: u32,
+    pub q: *const ::core::ffi::c_void,
+    pub k: *const ::core::ffi::c_void,
+    pub v: *const ::core::ffi::c_void,
+    pub state: *mut ::core::ffi::c_void,
+    pub q_strides: dwk_token_steps,
+    pub k_strides: dwk_token_steps,
+    pub v_strides: dwk_token_steps,
+    pub state_strides: dwk_state_steps,
+    pub o: *mut ::core::ffi::c_void,
+    pub states: *mut ::core::ffi::c_void,
+    pub o_strides: dwk_token_steps,
+    pub states_strides: dwk_state_steps,
+    pub states_token: u32,
+    pub states_type: i32,
+    pub batch: i32,
+    pub dies: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of dwk_decode_full_args"][::core::mem::size_of::<dwk_decode_full_args>() - 296usize];
+    ["Alignment of dwk_decode_full_args"][::core::mem::align_of::<dwk_decode_full_args>() - 8usize];
+    ["Offset of field: dwk_decode_full_args::by_slabs"]
+        [::core::mem::offset_of!(dwk_decode_full_args, by_slabs) - 0usize];
+    ["Offset of field: dwk_decode_full_args::by_value_heads"]
+        [::core::mem::offset_of!(dwk_decode_full_args, by_value_heads) - 8usize];
+    ["Offset of field: dwk_decode_full_args::by_key_heads"]
+        [::core::mem::offset_of!(dwk_decode_full_args, by_key_heads) - 16usize];
+    ["Offset of field: dwk_decode_full_args::slabs"]
+        [::core::mem::offset_of!(dwk_decode_full_args, slabs) - 24usize];
+    ["Offset of field: dwk_decode_full_args::value_heads"]
+        [::core::mem::offset_of!(dwk_decode_full_args, value_heads) - 28usize];
+    ["Offset of field: dwk_decode_full_args::key_heads"]
+        [::core::mem::offset_of!(dwk_decode_full_args, key_heads) - 32usize];
+    ["Offset of field: dwk_decode_full_args::tokens"]
+        [::core::mem::offset_of!(dwk_decode_full_args, tokens) - 36usize];
+    ["Offset of field: dwk_decode_full_args::flags"]
+        [::core::mem::offset_of!(dwk_decode_full_args, flags) - 40usize];
+    ["Offset of field: dwk_decode_full_args::slot_count"]
+        [::core::mem::offset_of!(dwk_decode_full_args, slot_count) - 44usize];
+    ["Offset of field: dwk_decode_full_args::slots"]
+        [::core::mem::offset_of!(dwk_decode_full_args, slots) - 48usize];
+    ["Offset of field: dwk_decode_full_args::write_slots"]
+        [::core::mem::offset_of!(dwk_decode_full_args, write_slots) - 56usize];
+    ["Offset of field: dwk_decode_full_args::has_initial_state"]
+        [::core::mem::offset_of!(dwk_decode_full_args, has_initial_state) - 64usize];
+    ["Offset of field: dwk_decode_full_args::g"]
+        [::core::mem::offset_of!(dwk_decode_full_args, g) - 72usize];
+    ["Offset of field: dwk_decode_full_args::beta"]
+        [::core::mem::offset_of!(dwk_decode_full_args, beta) - 80usize];
+    ["Offset of field: dwk_decode_full_args::g_type"]
+        [::core::mem::offset_of!(dwk_decode_full_args, g_type) - 88usize];
+    ["Offset of field: dwk_decode_full_args::beta_type"]
+        [::core::mem::offset_of!(dwk_decode_full_args, beta_type) - 92usize];
+    ["Offset of field: dwk_decode_full_args::a_log_type"]
+        [::core::mem::offset_of!(dwk_decode_full_args, a_log_type) - 96usize];
+    ["Offset of field: dwk_decode_full_args::dt_bias_type"]
+        [::core::mem::offset_of!(dwk_decode_full_args, dt_bias_type) - 100usize];
+    ["Offset of field: dwk_decode_full_args::state_type"]
+        [::core::mem::offset_of!(dwk_decode_full_args, state_type) - 104usize];
+    ["Offset of field: dwk_decode_full_args::scale"]
+        [::core::mem::offset_of!(dwk_decode_full_args, scale) - 108usize];
+    ["Offset of field: dwk_decode_full_args::g_strides"]
+        [::core::mem::offset_of!(dwk_decode_full_args, g_strides) - 112usize];
+    ["Offset of field: dwk_decode_full_args::beta_strides"]
+        [::core::mem::offset_of!(dwk_decode_full_args, beta_strides) - 124usize];
+    ["Offset of field: dwk_decode_full_args::a_log"]
+        [::core::mem::offset_of!(dwk_decode_full_args, a_log) - 136usize];
+    ["Offset of field: dwk_decode_full_args::dt_bias"]
+        [::core::mem::offset_of!(dwk_decode_full_args, dt_bias) - 144usize];
+    ["Offset of field: dwk_decode_full_args::a_log_stride"]
+        [::core::mem::offset_of!(dwk_decode_full_args, a_log_stride) - 152usize];
+    ["Offset of field: dwk_decode_full_args::dt_bias_stride"]
+        [::core::mem::offset_of!(dwk_decode_full_args, dt_bias_stride) - 156usize];
+    ["Offset of field: dwk_decode_full_args::q"]
+        [::core::mem::offset_of!(dwk_decode_full_args, q) - 160usize];
+    ["Offset of field: dwk_decode_full_args::k"]
+        [::core::mem::offset_of!(dwk_decode_full_args, k) - 168usize];
+    ["Offset of field: dwk_decode_full_args::v"]
+        [::core::mem::offset_of!(dwk_decode_full_args, v) - 176usize];
+    ["Offset of field: dwk_decode_full_args::state"]
+        [::core::mem::offset_of!(dwk_decode_full_args, state) - 184usize];
+    ["Offset of field: dwk_decode_full_args::q_strides"]
+        [::core::mem::offset_of!(dwk_decode_full_args, q_strides) - 192usize];
+    ["Offset of field: dwk_decode_full_args::k_strides"]
+        [::core::mem::offset_of!(dwk_decode_full_args, k_strides) - 204usize];
+    ["Offset of field: dwk_decode_full_args::v_strides"]
+        [::core::mem::offset_of!(dwk_decode_full_args, v_strides) - 216usize];
+    ["Offset of field: dwk_decode_full_args::state_strides"]
+        [::core::mem::offset_of!(dwk_decode_full_args, state_strides) - 228usize];
+    ["Offset of field: dwk_decode_full_args::o"]
+        [::core::mem::offset_of!(dwk_decode_full_args, o) - 240usize];
+    ["Offset of field: dwk_decode_full_args::states"]
+        [::core::mem::offset_of!(dwk_decode_full_args, states) - 248usize];
+    ["Offset of field: dwk_decode_full_args::o_strides"]
+        [::core::mem::offset_of!(dwk_decode_full_args, o_strides) - 256usize];
+    ["Offset of field: dwk_decode_full_args::states_strides"]
+        [::core::mem::offset_of!(dwk_decode_full_args, states_strides) - 268usize];
+    ["Offset of field: dwk_decode_full_args::states_token"]
+        [::core::mem::offset_of!(dwk_decode_full_args, states_token) - 280usize];
+    ["Offset of field: dwk_decode_full_args::states_type"]
+        [::core::mem::offset_of!(dwk_decode_full_args, states_type) - 284usize];
+    ["Offset of field: dwk_decode_full_args::batch"]
+        [::core::mem::offset_of!(dwk_decode_full_args, batch) - 288usize];
+    ["Offset of field: dwk_decode_full_args::dies"]
+        [::core::mem::offset_of!(dwk_decode_full_args, dies) - 292usize];
+};
+impl Default for dwk_decode_full_args {
     fn default() -> Self {
         let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
         unsafe {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::abi;
-use crate::types::Dtype;
+use crate::types::{Dtype, StateLayout};
 
 mod target;
 
@@ -193,13 +193,25 @@ kernels! {
         "dw_decode_f16_k128" => Role::Decode(128),
         "dw_decode_f16_k256" => Role::Decode(256),
     }
-    DECODE_FULL: dwk_decode_args in "decode" {
-        "dw_decode_full_bf16" => Role::Decode(128),
-        "dw_decode_full_f16" => Role::Decode(128),
+    DECODE_FULL: dwk_decode_full_args in "decode" {
+        "dw_decode_full_bf16_s32_kv" => Role::Decode(128),
+        "dw_decode_full_bf16_s32_vk" => Role::Decode(128),
+        "dw_decode_full_bf16_s16_kv" => Role::Decode(128),
+        "dw_decode_full_bf16_s16_vk" => Role::Decode(128),
+        "dw_decode_full_f16_s32_kv" => Role::Decode(128),
+        "dw_decode_full_f16_s32_vk" => Role::Decode(128),
+        "dw_decode_full_f16_s16_kv" => Role::Decode(128),
+        "dw_decode_full_f16_s16_vk" => Role::Decode(128),
     }
-    DECODE_FEW: dwk_decode_args in "decode" {
-        "dw_decode_few_bf16" => Role::DecodeFew,
-        "dw_decode_few_f16" => Role::DecodeFew,
+    DECODE_FEW: dwk_decode_full_args in "decode" {
+        "dw_decode_few_bf16_s32_kv" => Role::DecodeFew,
+        "dw_decode_few_bf16_s32_vk" => Role::DecodeFew,
+        "dw_decode_few_bf16_s16_kv" => Role::DecodeFew,
+        "dw_decode_few_bf16_s16_vk" => Role::DecodeFew,
+        "dw_decode_few_f16_s32_kv" => Role::DecodeFew,
+        "dw_decode_few_f16_s32_vk" => Role::DecodeFew,
+        "dw_decode_few_f16_s16_kv" => Role::DecodeFew,
+        "dw_decode_few_f16_s16_vk" => Role::DecodeFew,
     }
     DECODE_DRAFT: dwk_decode_draft_args in "decode_draft" {
         "dw_decode_draft_bf16_k128" => Role::Decode(128),
@@ -361,14 +373,27 @@ pub(crate) fn decode(dtype: Dtype, key_dim: usize) -> Kernel<abi::dwk_decode_arg
 /// Key dimension of the kernels of [`decode_full`] and [`decode_few`].
 pub(crate) const FULL_KEY_DIM: usize = 128;
 
-/// The decode for K = 128 and V a multiple of 32.
-pub(crate) fn decode_full(dtype: Dtype) -> Kernel<abi::dwk_decode_args> {
-    typed(DECODE_FULL, dtype)[0]
+/// Index of the kernel of [`decode_full`] and [`decode_few`] for states of a type and a layout.
+fn for_states(states: Dtype, layout: StateLayout) -> usize {
+    2 * usize::from(states != Dtype::F32) + usize::from(layout == StateLayout::ValueMajor)
+}
+
+/// The decode for K = 128, V a multiple of 32, rows that begin at multiples of 16 bytes, and offsets of 32 bits.
+pub(crate) fn decode_full(
+    dtype: Dtype,
+    states: Dtype,
+    layout: StateLayout,
+) -> Kernel<abi::dwk_decode_full_args> {
+    typed(DECODE_FULL, dtype)[for_states(states, layout)]
 }
 
 /// The decode for the same heads and few sequences, with the same bits.
-pub(crate) fn decode_few(dtype: Dtype) -> Kernel<abi::dwk_decode_args> {
-    typed(DECODE_FEW, dtype)[0]
+pub(crate) fn decode_few(
+    dtype: Dtype,
+    states: Dtype,
+    layout: StateLayout,
+) -> Kernel<abi::dwk_decode_full_args> {
+    typed(DECODE_FEW, dtype)[for_states(states, layout)]
 }
 
 /// The convolution of drafts.

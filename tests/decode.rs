@@ -259,7 +259,10 @@ fn a_sequence_does_not_depend_on_its_batch() {
 #[test]
 fn few_and_many_sequences() {
     let context = context();
-    let kernel = |s, batch, states| Decode::new(&context, s, batch).unwrap().kernel(states);
+    let kernel = |s, batch, states, layout| {
+        let plan = Decode::new(&context, s, batch).unwrap();
+        plan.kernel(states, layout)
+    };
     let mut round = 0;
     for state_dtype in STATE_DTYPES {
         for layout in LAYOUTS {
@@ -271,9 +274,9 @@ fn few_and_many_sequences() {
                         qk_l2norm: round % 5 == 0,
                         ..spec(DTYPES[round % 2], [2, 4], [128, 128], tokens)
                     };
-                    let of_few = kernel(s, 1, state_dtype);
+                    let of_few = kernel(s, 1, state_dtype, layout);
                     assert!(of_few.starts_with("dw_decode_few_"), "{of_few}");
-                    let many = (2..).find(|&n| kernel(s, n, state_dtype) != of_few);
+                    let many = (2..).find(|&n| kernel(s, n, state_dtype, layout) != of_few);
                     let many = Case {
                         state_dtype,
                         layout,

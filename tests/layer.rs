@@ -17,8 +17,7 @@ use deltawave::norm::{GatedNorm, OutputGate};
 use deltawave::runtime::{Context, Stream};
 use deltawave::state::StatePool;
 use deltawave::tensor::{Buffer, Tensor, TensorMut, dense_strides};
-use deltawave::types::Dtype;
-use deltawave::types::HeadMap;
+use deltawave::types::{Dtype, HeadMap, StateLayout};
 use deltawave_lab::metrics::compare;
 
 /// Qwen3.5-35B-A3B, Qwen3.5-27B and OLMo-Hybrid-7B.
@@ -205,7 +204,7 @@ fn kernels_of_a_launch() {
     let spec = LayerSpec::new(16, 32, 128, 128);
     let kernels = |lengths: &[i32], tokens, decodes| {
         let plan = Layer::packed(&context, spec, lengths, tokens, decodes).unwrap();
-        plan.kernels(Dtype::F32)
+        plan.kernels(Dtype::F32, StateLayout::KeyMajor)
     };
     let few_tokens = kernels(&[0, 100], 100, 0);
     let fused = ["dw_conv_bf16", "dw_prefill_fused_bf16_k128", "dw_norm_bf16"];
@@ -223,7 +222,7 @@ fn kernels_of_a_launch() {
     assert_eq!(decode, ["dw_conv_bf16", "dw_decode_norm_bf16"]);
     // On sm_90a only for few sequences.
     let many: Vec<i32> = (0..=9).collect();
-    let apart = ["dw_conv_bf16", "dw_decode_full_bf16", "dw_norm_bf16"];
+    let apart = ["dw_conv_bf16", "dw_decode_full_bf16_s32_kv", "dw_norm_bf16"];
     assert_eq!(kernels(&many, 9, 9) == apart, !is_cdna(&context));
     let mixed = kernels(&[0, 1, 50], 50, 1).len();
     assert_eq!(mixed, 4 + usize::from(!is_cdna(&context)));
@@ -231,7 +230,7 @@ fn kernels_of_a_launch() {
     let spec = LayerSpec::new(30, 30, 96, 192);
     let plan = Layer::packed(&context, spec, &[0, 1, 2], 2, 2).unwrap();
     assert_eq!(
-        plan.kernels(Dtype::F32),
+        plan.kernels(Dtype::F32, StateLayout::KeyMajor),
         ["dw_conv_bf16", "dw_decode_bf16_k128", "dw_norm_bf16"]
     );
 }

@@ -13,7 +13,7 @@ use deltawave::layer::Layer;
 use deltawave::layer::LayerSpec;
 use deltawave::prefill::PrefillPath;
 use deltawave::runtime::Context;
-use deltawave::types::Dtype;
+use deltawave::types::{Dtype, StateLayout};
 
 /// Three decodes and three prefills, in 100 rows.
 const SEQUENCES: usize = 6;
@@ -230,7 +230,7 @@ fn kernels_and_refusals() {
     let spec = LayerSpec::new(16, 32, 128, 128);
     let kernels = |decodes| {
         let plan = Layer::device(&context, spec, TOKENS, SEQUENCES, decodes).unwrap();
-        plan.kernels(Dtype::F32).len()
+        plan.kernels(Dtype::F32, StateLayout::KeyMajor).len()
     };
     // Also on CDNA, where the device chooses between two paths of prefill.
     assert_eq!([kernels(0), kernels(DECODES)], [4, 5]);

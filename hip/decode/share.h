@@ -52,6 +52,22 @@ template <int Across, int Keys, bool Wide_, bool ValueMajor, bool Whole, bool Fu
     // Distance of threads with the same columns.
     static constexpr int group_step = ValueMajor ? 1 : arch::lanes / groups;
 
+    // Whether the head has the key `key`, and the value column `column`.
+    template <class Arguments> static DEVICE_MEMBER bool has_key(const Arguments &x, int key) {
+        if constexpr (Full) {
+            return true;
+        } else {
+            return key < x.key_dim;
+        }
+    }
+    template <class Arguments> static DEVICE_MEMBER bool has_column(const Arguments &x, int column) {
+        if constexpr (Full) {
+            return true;
+        } else {
+            return column < x.value_dim;
+        }
+    }
+
     // Ends a step of a loop over keys. With more keys, registers hold numbers of one step alone beside the state.
     static DEVICE_MEMBER void step_done() {
         if constexpr (!requests_early) {
@@ -71,13 +87,15 @@ template <int Across, int Keys, bool Wide_, bool ValueMajor, bool Whole, bool Fu
     static DEVICE_MEMBER float sum(float x) { return arch::sum_of_eight<group_step>(x); }
 };
 
-// Heads that a kernel computes: K up to `Keys`. `Full`: K = `Keys` and V a multiple of `slab` alone, so that nothing is
-// masked. `Across`: value columns of a thread.
-template <int Keys, bool Full, int Across = decode::across> struct Heads {
-    static constexpr int across = Across;
-    static constexpr bool full = Full;
-    template <bool Wide, bool ValueMajor, bool Whole> using Of = Share<Across, Keys, Wide, ValueMajor, Whole, Full>;
+// Heads that a kernel with all paths computes: K up to `Keys`.
+template <int Keys> struct Heads {
+    template <bool Wide, bool ValueMajor, bool Whole> using Of = Share<across, Keys, Wide, ValueMajor, Whole, false>;
 };
+// Heads of K = 128 and V a multiple of `slab`, in a kernel that knows the type and the layout of the states, and that
+// all rows are aligned: one path, in which nothing is masked.
+constexpr int full_keys = 128;
+template <int Across, bool Wide, bool ValueMajor>
+using FullShare = Share<Across, full_keys, Wide, ValueMajor, true, true>;
 
 // Work of a team: a (sequence, value head) and `columns` value columns.
 struct Work {
@@ -94,7 +112,7 @@ DEVICE int quotient(int n, const dwk_divisor &by) { return (int)((u64)(u32)n * b
 
 // Work of this team, which has `Columns` columns. Workgroups of one (sequence, key head) read the same q and k, so they
 // go to one die.
-template <int Columns> DEVICE Work work_of(const dwk_decode_args &x) {
+template <int Columns, class Arguments> DEVICE Work work_of(const Arguments &x) {
     Work at;
     int of_row; // slab of the head's columns
     if constexpr (arch::Traits::one_die) {

@@ -51,6 +51,10 @@ DEVICE int64_t element_of_states(const dwk_decode_draft_args &x, const Work &at,
     return slot < 0 ? -1 : slot * each.sequence;
 }
 
+// Element where the states of a slot begin.
+DEVICE int64_t element_of(const dwk_state_strides &strides, int slot) { return slot * strides.sequence; }
+DEVICE int64_t element_of(const dwk_state_steps &steps, int slot) { return (u64)(u32)slot * steps.sequence; }
+
 // Slots of a sequence, or -1: `read` of the initial state, `write` of the state after the last token. `idle`: the
 // sequence is padding, which has no slot at all.
 struct Slots {
@@ -63,7 +67,7 @@ struct RawSlots {
     int slot, write;
     bool initial;
 };
-DEVICE RawSlots load_slots(const dwk_decode_args &x, const Work &at) {
+template <class Arguments> DEVICE RawSlots load_slots(const Arguments &x, const Work &at) {
     // The slot that is read is also written, unless there are others to write.
     const int32_t *const writes = x.write_slots ? x.write_slots : x.slots;
     return RawSlots{x.slots ? arch::uniform(x.slots + at.sequence) : at.sequence,
@@ -72,7 +76,7 @@ DEVICE RawSlots load_slots(const dwk_decode_args &x, const Work &at) {
 }
 
 // Slots without drafts, checked.
-DEVICE Slots plain_slots(const dwk_decode_args &x, const RawSlots &raw) {
+template <class Arguments> DEVICE Slots plain_slots(const Arguments &x, const RawSlots &raw) {
     const bool reads = is_slot(raw.slot, x.slot_count), writes = is_slot(raw.write, x.slot_count);
     return Slots{reads && raw.initial ? raw.slot : -1, writes ? raw.write : -1, !reads && !writes};
 }
@@ -105,7 +109,7 @@ DEVICE Slots draft_slots(const dwk_decode_draft_args &x, const Work &at) {
 }
 
 // With `states` the pool is not written: `commit` later copies the state that stays.
-template <bool Draft> DEVICE Slots slots_of(const dwk_decode_args &x, const Work &at, const RawSlots &raw) {
+template <bool Draft, class Arguments> DEVICE Slots slots_of(const Arguments &x, const Work &at, const RawSlots &raw) {
     Slots out;
     if constexpr (Draft) {
         out = draft_slots(draft_of(x), at);

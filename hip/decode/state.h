@@ -14,27 +14,28 @@ template <class S> struct StateShare {
 
 // Addresses of a thread's pieces of a state. A thread without a key or column in a step reads another piece of the
 // team: its k and q are 0, and it writes nothing.
-template <class S> class Pieces {
+template <class S, class Arguments> class Pieces {
   public:
-    DEVICE_MEMBER Pieces(const state::Head &memory, int team_column, int key_dim, int value_dim)
-        : memory(memory), first_key(S::group() * S::run), key_dim(key_dim),
-          column_inside(S::full || team_column + S::column() < value_dim) {
+    DEVICE_MEMBER Pieces(const state::Head &memory, int team_column, const Arguments &x)
+        : memory(memory), first_key(S::group() * S::run), x(x),
+          column_inside(S::has_column(x, team_column + S::column())) {
         const u32 size = state::size_of(memory.type), column = team_column + (column_inside ? S::column() : 0);
         of_column = column * (S::value_major ? memory.row : size);
         key_bytes = S::value_major ? size : memory.row;
     }
 
-    DEVICE_MEMBER bool inside(int j) const { return S::full || (column_inside && first_key + j * S::step < key_dim); }
+    DEVICE_MEMBER bool inside(int j) const { return column_inside && S::has_key(x, first_key + j * S::step); }
     // Piece i of step j: column i of the thread, or key i of the step.
     DEVICE_MEMBER char *at(int j, int i) const {
         const int key = first_key + j * S::step;
-        return memory.base + (of_column + (S::full || key < key_dim ? key * key_bytes : 0) + i * memory.row);
+        return memory.base + (of_column + (S::has_key(x, key) ? key * key_bytes : 0) + i * memory.row);
     }
 
     const state::Head &memory;
 
   private:
-    const int first_key, key_dim;
+    const int first_key;
+    const Arguments &x;
     const bool column_inside;
     u32 of_column, key_bytes;
 };
@@ -57,7 +58,7 @@ template <class S> DEVICE typename RawState<S>::Piece in_parts(const char *p) {
 }
 
 // Requests a thread's state. Waits for nothing.
-template <class S> DEVICE void request_state(RawState<S> &raw, const Pieces<S> &from) {
+template <class S, class Arguments> DEVICE void request_state(RawState<S> &raw, const Pieces<S, Arguments> &from) {
 #pragma unroll
     for (int j = 0; j < S::steps; ++j) {
         for (int i = 0; i < S::pieces; ++i) {
@@ -91,7 +92,8 @@ template <int Type, class S> DEVICE void widen_state(StateShare<S> &share, const
     }
 }
 
-template <class S> DEVICE void store_state(const StateShare<S> &share, const Pieces<S> &to) {
+template <class S, class Arguments>
+DEVICE void store_state(const StateShare<S> &share, const Pieces<S, Arguments> &to) {
     const auto all = [&](int type) __attribute__((always_inline)) {
 #pragma unroll
         for (int j = 0; j < S::steps; ++j) {

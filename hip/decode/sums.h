@@ -13,13 +13,14 @@ template <class S> struct Sums {
 };
 
 // Sums over the thread's keys.
-template <class T, class S> DEVICE Sums<S> sums_of(const StateShare<S> &share, const Token<S> &token, int key_dim) {
+template <class T, class S, class Arguments>
+DEVICE Sums<S> sums_of(const StateShare<S> &share, const Token<S> &token, const Arguments &x) {
     Sums<S> out{};
 #pragma unroll
     for (int j = 0; j < S::steps; ++j) {
         float k[S::run], q[S::run];
-        keys_of<T, S>(k, token.k[j], j, key_dim);
-        keys_of<T, S>(q, token.q[j], j, key_dim);
+        keys_of<T, S>(k, token.k[j], j, x);
+        keys_of<T, S>(q, token.q[j], j, x);
         for (int e = 0; e < S::run; ++e) {
             out.u = __builtin_elementwise_fma((typename S::Columns)k[e], share.s[j][e], out.u);
             out.w = __builtin_elementwise_fma((typename S::Columns)q[e], share.s[j][e], out.w);

@@ -54,17 +54,17 @@ template <class T, class S> DEVICE typename S::Columns widen_columns(typename S:
     return out;
 }
 
-template <bool Norm, class S> DEVICE void load_token(Token<S> &out, const dwk_decode_args &x, const Work &at, int t) {
-    const char *q = row_address(x.q, x.q_strides, at.sequence, at.first + t, at.key_head);
-    const char *k = row_address(x.k, x.k_strides, at.sequence, at.first + t, at.key_head);
-    const char *v = row_address(x.v, x.v_strides, at.sequence, at.first + t, at.head);
+template <bool Norm, class S, class Arguments>
+DEVICE void load_token(Token<S> &out, const Arguments &x, const Work &at, int t) {
     // Threads beyond K or V read the first elements, because a branch would wait for its loads.
-    const int column = at.column + S::column();
-    const u32 of_v = 2 * (S::full || column < x.value_dim ? column : at.column);
+    // All keys of a full head are at constants from the thread's first.
+    const u32 first_key = S::full ? 2 * S::group() * S::run : 0;
+    const char *q = row_address(x.q, x.q_strides, at.sequence, at.first + t, at.key_head, first_key);
+    const char *k = row_address(x.k, x.k_strides, at.sequence, at.first + t, at.key_head, first_key);
 #pragma unroll
     for (int j = 0; j < S::steps; ++j) {
-        const int key = S::group() * S::run + j * S::step;
-        const u32 of_key = 2 * (S::full || key < x.key_dim ? key : 0);
+        const int key = (S::full ? 0 : S::group() * S::run) + j * S::step;
+        const u32 of_key = 2 * (S::has_key(x, key) ? key : 0);
         if constexpr (S::run == 8) {
             out.q[j] = S::whole ? arch::request_b128(q + of_key) : piece::load<false>(q + of_key, false);
             out.k[j] = S::whole ? arch::request_b128(k + of_key) : piece::load<false>(k + of_key, false);
@@ -73,16 +73,19 @@ template <bool Norm, class S> DEVICE void load_token(Token<S> &out, const dwk_de
             out.k[j] = S::whole ? arch::request_b64(k + of_key) : piece::load_half<false>(k + of_key, false);
         }
     }
-    out.v = load_columns<S>(v + of_v);
+    const int column = at.column + S::column();
+    const u32 of_v = 2 * (S::has_column(x, column) ? column : at.column);
+    const char *v = row_address(x.v, x.v_strides, at.sequence, at.first + t, at.head, of_v);
+    out.v = load_columns<S>(v);
     if constexpr (Norm) {
         out.z = load_z(x, at, t);
     }
 }
 
 // The thread's keys of step j of q or k: run numbers, zeros beyond K.
-template <class T, class S>
-DEVICE void keys_of(float (&out)[S::run], const typename Token<S>::Run &raw, int j, int key_dim) {
-    const bool inside = S::full || S::group() * S::run + j * S::step < key_dim;
+template <class T, class S, class Arguments>
+DEVICE void keys_of(float (&out)[S::run], const typename Token<S>::Run &raw, int j, const Arguments &x) {
+    const bool inside = S::has_key(x, S::group() * S::run + j * S::step);
     for (int e = 0; e < S::run; e += 2) {
         const int word = inside ? raw[e / 2] : 0;
         out[e] = T::low(word);
@@ -97,7 +100,7 @@ struct RawGates {
 };
 
 // Loads the gates of all tokens at once: thread t those of token t.
-DEVICE RawGates load_gates(const dwk_decode_args &x, const Work &at) {
+template <class Arguments> DEVICE RawGates load_gates(const Arguments &x, const Work &at) {
     RawGates out{};
     const int token = at.first + min_of(member(), at.count - 1);
     out.g = x.g ? load_raw(x.g, token_offset(x.g_strides, at.sequence, token, at.head), x.g_type) : 0;
@@ -113,7 +116,7 @@ DEVICE RawGates load_gates(const dwk_decode_args &x, const Work &at) {
 struct Gates {
     float decay, beta;
 };
-DEVICE Gates gates_of(const RawGates &raw, const dwk_decode_args &x) {
+template <class Arguments> DEVICE Gates gates_of(const RawGates &raw, const Arguments &x) {
     float g = x.g ? widen_raw(raw.g, x.g_type) : 0.0f, beta = x.beta ? widen_raw(raw.beta, x.beta_type) : 1.0f;
     if (x.flags & DWK_RAW_GATES) {
         const float dt_bias = x.dt_bias ? widen_raw(raw.dt_bias, x.dt_bias_type) : 0.0f;

@@ -9,10 +9,11 @@ namespace decode {
 namespace { // internal linkage: the compiler then knows ranges of results before it inlines
 
 // Stores the thread's columns of the output of token t. One of the threads with the same columns writes them.
-template <class S> DEVICE void store_output(const dwk_decode_args &x, const Work &at, int t, typename S::Words words) {
+template <class S, class Arguments>
+DEVICE void store_output(const Arguments &x, const Work &at, int t, typename S::Words words) {
     const int column = at.column + S::column();
-    if (S::group() == 0 && (S::full || column < x.value_dim)) {
-        char *to = (char *)row_address(x.o, x.o_strides, at.sequence, at.first + t, at.head) + 2 * column;
+    if (S::group() == 0 && S::has_column(x, column)) {
+        char *to = (char *)row_address(x.o, x.o_strides, at.sequence, at.first + t, at.head, 2 * column);
         if constexpr (S::across == across) {
             piece::store_half<false>(to, words, S::whole);
         } else {
@@ -23,9 +24,9 @@ template <class S> DEVICE void store_output(const dwk_decode_args &x, const Work
 
 // Computes a token, given its sums: updates the state and stores the output. `row`: memory of the output row, with the
 // norm.
-template <class T, bool Norm, class S>
-DEVICE void advance(StateShare<S> &share, const Token<S> &token, const Sums<S> &sums, Gates gates,
-                    const dwk_decode_args &x, const Work &at, int t, float *row, int weight) {
+template <class T, bool Norm, class S, class Arguments>
+DEVICE void advance(StateShare<S> &share, const Token<S> &token, const Sums<S> &sums, Gates gates, const Arguments &x,
+                    const Work &at, int t, float *row, int weight) {
     float of_k = 1.0f, of_q = 1.0f;
     if (x.flags & DWK_QK_L2NORM) {
         of_k = math::inverse_norm(sums.k_k);
@@ -41,7 +42,7 @@ DEVICE void advance(StateShare<S> &share, const Token<S> &token, const Sums<S> &
 #pragma unroll
     for (int j = 0; j < S::steps; ++j) {
         float k[S::run];
-        keys_of<T, S>(k, token.k[j], j, x.key_dim);
+        keys_of<T, S>(k, token.k[j], j, x);
         for (int e = 0; e < S::run; ++e) {
             const Columns kept = gates.decay * share.s[j][e];
             share.s[j][e] = __builtin_elementwise_fma((Columns)k[e], of_key, kept);
@@ -68,27 +69,28 @@ DEVICE void advance(StateShare<S> &share, const Token<S> &token, const Sums<S> &
 }
 
 // Stores the state to its element `element` of a tensor of states.
-template <class S>
-DEVICE void store_state(const StateShare<S> &share, void *all, const dwk_state_strides &strides, int64_t element,
-                        int type, const dwk_decode_args &x, const Work &at) {
+template <class S, class Strides, class Arguments>
+DEVICE void store_state(const StateShare<S> &share, void *all, const Strides &strides, int64_t element, int type,
+                        const Arguments &x, const Work &at) {
     const state::Head to(all, element + at.head * strides.head, strides.row, type);
-    store_state<S>(share, Pieces<S>(to, at.column, x.key_dim, x.value_dim));
+    store_state<S>(share, Pieces<S, Arguments>(to, at.column, x));
 }
 
 // Type of the states of the pool. `Wide`: f32.
-template <bool Wide> DEVICE int pool_type(const dwk_decode_args &x) {
+template <bool Wide, class Arguments> DEVICE int pool_type(const Arguments &x) {
     return Wide ? DWK_F32 : state::narrow_type(x.state_type);
 }
 
 // Computes all tokens of a sequence. The slots, the gates and the first token are requested together, then the state.
-template <class T, class S, bool Norm, bool Draft>
-DEVICE void walk(const dwk_decode_args &x, const Work &at, const RawSlots &raw_slots, const RawGates &raw_gates,
-                 Row *row) {
+template <class T, class S, bool Norm, bool Draft, class Arguments>
+DEVICE void walk(const Arguments &x, const Work &at, const RawSlots &raw_slots, const RawGates &raw_gates, Row *row) {
     Token<S> token;
     load_token<Norm>(token, arch::reread(x), at, 0);
-    const int weight = Norm && x.norm.weight
-                           ? load_raw(x.norm.weight, normed_column(at) * x.norm.weight_stride, x.norm.weight_type)
-                           : 0;
+    int weight = 0;
+    if constexpr (Norm) {
+        weight =
+            x.norm.weight ? load_raw(x.norm.weight, normed_column(at) * x.norm.weight_stride, x.norm.weight_type) : 0;
+    }
     const Slots slots = slots_of<Draft>(arch::reread(x), at, raw_slots);
     if (slots.idle) {
         // Padding: outputs are zeros.
@@ -101,10 +103,10 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, const RawSlots &raw_s
     StateShare<S> share{};
     RawState<S> raw{};
     if (slots.read >= 0) {
-        const dwk_decode_args &y = arch::reread(x);
-        const int64_t element = slots.read * y.state_strides.sequence + at.head * y.state_strides.head;
+        const Arguments &y = arch::reread(x);
+        const int64_t element = element_of(y.state_strides, slots.read) + at.head * y.state_strides.head;
         const state::Head from(y.state, element, y.state_strides.row, pool_type<S::Wide>(y));
-        request_state<S>(raw, Pieces<S>(from, at.column, y.key_dim, y.value_dim));
+        request_state<S>(raw, Pieces<S, Arguments>(from, at.column, y));
     }
     arch::phase();
     const Gates all = gates_of(raw_gates, arch::reread(x)); // of token t in thread t
@@ -117,7 +119,7 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, const RawSlots &raw_s
     }
 #pragma unroll 1
     for (int t = 0; t < at.count; ++t) {
-        const Sums<S> own = sums_of<T, S>(share, token, arch::reread(x).key_dim);
+        const Sums<S> own = sums_of<T, S>(share, token, arch::reread(x));
         Token<S> next;
         const bool last = t + 1 == at.count;
         if (S::requests_early && !last) {
@@ -130,9 +132,9 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, const RawSlots &raw_s
             load_token<Norm>(next, arch::reread(x), at, t + 1);
         }
         token = next;
-        const dwk_decode_args &y = arch::reread(x);
+        const Arguments &y = arch::reread(x);
         if (y.states) {
-            int64_t element = at.sequence * y.states_strides.sequence + t * y.states_token;
+            int64_t element = element_of(y.states_strides, at.sequence) + (int64_t)t * y.states_token;
             if constexpr (Draft) {
                 element = element_of_states(draft_of(y), at, t);
             }
@@ -142,14 +144,14 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, const RawSlots &raw_s
         } else if constexpr (Draft) {
             const int slot = written_after(draft_of(y), at, t);
             if (slot >= 0) {
-                store_state<S>(share, y.state, y.state_strides, slot * y.state_strides.sequence, pool_type<S::Wide>(y),
-                               y, at);
+                store_state<S>(share, y.state, y.state_strides, element_of(y.state_strides, slot),
+                               pool_type<S::Wide>(y), y, at);
             }
         }
     }
     if (slots.write >= 0) {
-        const dwk_decode_args &y = arch::reread(x);
-        store_state<S>(share, y.state, y.state_strides, slots.write * y.state_strides.sequence, pool_type<S::Wide>(y),
+        const Arguments &y = arch::reread(x);
+        store_state<S>(share, y.state, y.state_strides, element_of(y.state_strides, slots.write), pool_type<S::Wide>(y),
                        y, at);
     }
 }
@@ -167,21 +169,21 @@ DEVICE void walk(const dwk_decode_args &x, const Work &at, const RawSlots &slots
     }
 }
 
-// Computes the share of this team. `Heads`: what the kernel knows of its heads.
-template <class T, class Heads, bool Norm, bool Draft> DEVICE void recur(const dwk_decode_args &x) {
+// Computes the share of this team, for heads of K up to `Keys`.
+template <class T, int Keys, bool Norm, bool Draft> DEVICE void recur(const dwk_decode_args &x) {
     Row *row = nullptr;
     if constexpr (Norm) {
         SHARED static Row shared_row;
         row = &shared_row;
     }
-    Work at = work_of<columns_of<Heads::across>>(x);
+    Work at = work_of<columns_of<across>>(x);
     if constexpr (Draft) {
         find_rows(at, draft_of(x));
         if (at.count <= 0) {
             return;
         }
     }
-    if (!Heads::full && at.column >= x.value_dim) {
+    if (at.column >= x.value_dim) {
         return;
     }
     // Before the paths part, so that they are under way while a path's instructions are fetched.
@@ -189,10 +191,18 @@ template <class T, class Heads, bool Norm, bool Draft> DEVICE void recur(const d
     const RawGates gates = load_gates(arch::reread(x), at);
     // One path for all accesses: a test at each would put code between the loads that nobody runs.
     if (arch::Traits::any_alignment || x.flags & DWK_ALIGNED) {
-        walk<T, Heads::template Of, true, Norm, Draft>(x, at, slots, gates, row);
+        walk<T, Heads<Keys>::template Of, true, Norm, Draft>(x, at, slots, gates, row);
     } else {
-        walk<T, Heads::template Of, false, Norm, Draft>(x, at, slots, gates, row);
+        walk<T, Heads<Keys>::template Of, false, Norm, Draft>(x, at, slots, gates, row);
     }
+}
+
+// Computes the share of this team, as `S` (a `FullShare`) lays the state out.
+template <class T, class S> DEVICE void recur_full(const dwk_decode_full_args &x) {
+    const Work at = work_of<S::columns>(x);
+    const RawSlots slots = load_slots(x, at);
+    const RawGates gates = load_gates(arch::reread(x), at);
+    walk<T, S, false, false>(x, at, slots, gates, nullptr);
 }
 
 } // namespace

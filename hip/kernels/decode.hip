@@ -8,37 +8,35 @@
 //
 // q, k [B, T, HK, K], v, o [B, T, HV, V] bf16 or f16; state [slots, HV, K, V] or [slots, HV, V, K], f32, bf16 or f16. A
 // team, one wave, owns 8, 16 or 32 value columns of a (sequence, value head) (decode/share.h). Their state stays in
-// registers from the first token to the last. decode_full: for K = 128 and V a multiple of 32. decode_few: the same,
-// with twice as many teams, each with half as many columns.
+// registers from the first token to the last.
+//
+// decode_full: for K = 128, V a multiple of 32, strides of 32 bits and rows that begin at multiples of 16 bytes. Each
+// kernel has one path, for states of 32 (s32) or 16 bits (s16) that are [K, V] (kv) or [V, K] (vk). decode_few: the
+// same, with twice as many teams, each with half as many columns.
 #include "../decode/walk.h"
 
 using namespace decode;
-typedef Heads<128, true> FullHeads;
-typedef Heads<128, true, few_across> FewHeads;
 
-KERNEL(threads, residency) void dw_decode_bf16_k128(dwk_decode_args x) {
-    recur<arch::Bf16, Heads<128, false>, false, false>(x);
-}
-KERNEL(threads, 2) void dw_decode_bf16_k256(dwk_decode_args x) {
-    recur<arch::Bf16, Heads<256, false>, false, false>(x);
-}
-KERNEL(threads, residency) void dw_decode_f16_k128(dwk_decode_args x) {
-    recur<arch::F16, Heads<128, false>, false, false>(x);
-}
-KERNEL(threads, 2) void dw_decode_f16_k256(dwk_decode_args x) { recur<arch::F16, Heads<256, false>, false, false>(x); }
-KERNEL(threads, residency) void dw_decode_full_bf16(dwk_decode_args x) {
-    recur<arch::Bf16, FullHeads, false, false>(x);
-}
-KERNEL(threads, residency) void dw_decode_full_f16(dwk_decode_args x) { recur<arch::F16, FullHeads, false, false>(x); }
-KERNEL(few_threads, few_residency) void dw_decode_few_bf16(dwk_decode_args x) {
-    recur<arch::Bf16, FewHeads, false, false>(x);
-}
-KERNEL(few_threads, few_residency) void dw_decode_few_f16(dwk_decode_args x) {
-    recur<arch::F16, FewHeads, false, false>(x);
-}
-KERNEL(row_threads, 1) void dw_decode_norm_bf16(dwk_decode_args x) {
-    recur<arch::Bf16, Heads<128, false>, true, false>(x);
-}
-KERNEL(row_threads, 1) void dw_decode_norm_f16(dwk_decode_args x) {
-    recur<arch::F16, Heads<128, false>, true, false>(x);
-}
+KERNEL(threads, residency) void dw_decode_bf16_k128(dwk_decode_args x) { recur<arch::Bf16, 128, false, false>(x); }
+KERNEL(threads, 2) void dw_decode_bf16_k256(dwk_decode_args x) { recur<arch::Bf16, 256, false, false>(x); }
+KERNEL(threads, residency) void dw_decode_f16_k128(dwk_decode_args x) { recur<arch::F16, 128, false, false>(x); }
+KERNEL(threads, 2) void dw_decode_f16_k256(dwk_decode_args x) { recur<arch::F16, 256, false, false>(x); }
+
+#define FULL_KERNELS(name, T, Wide, ValueMajor)                                                                        \
+    KERNEL(threads, residency) void dw_decode_full_##name(dwk_decode_full_args x) {                                    \
+        recur_full<T, FullShare<across, Wide, ValueMajor>>(x);                                                         \
+    }                                                                                                                  \
+    KERNEL(few_threads, few_residency) void dw_decode_few_##name(dwk_decode_full_args x) {                             \
+        recur_full<T, FullShare<few_across, Wide, ValueMajor>>(x);                                                     \
+    }
+FULL_KERNELS(bf16_s32_kv, arch::Bf16, true, false)
+FULL_KERNELS(bf16_s32_vk, arch::Bf16, true, true)
+FULL_KERNELS(bf16_s16_kv, arch::Bf16, false, false)
+FULL_KERNELS(bf16_s16_vk, arch::Bf16, false, true)
+FULL_KERNELS(f16_s32_kv, arch::F16, true, false)
+FULL_KERNELS(f16_s32_vk, arch::F16, true, true)
+FULL_KERNELS(f16_s16_kv, arch::F16, false, false)
+FULL_KERNELS(f16_s16_vk, arch::F16, false, true)
+
+KERNEL(row_threads, 1) void dw_decode_norm_bf16(dwk_decode_args x) { recur<arch::Bf16, 128, true, false>(x); }
+KERNEL(row_threads, 1) void dw_decode_norm_f16(dwk_decode_args x) { recur<arch::F16, 128, true, false>(x); }

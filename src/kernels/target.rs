@@ -32,8 +32,6 @@ pub struct Target {
     fused_summarise: [Walk; FUSED_BUCKETS],
     /// Most workgroups of `decode` on a compute unit for which `decode_few` is faster.
     pub(crate) decode_few_room: usize,
-    /// Whether `decode_full` is faster than `decode_k128` with states in f32, too, and not only with states of 16 bits.
-    pub(crate) decode_full_with_f32: bool,
     /// Most (sequence, value head) for which `decode_norm` is faster than decode and norm one after the other.
     pub(crate) decode_norm_rows: usize,
     /// Value columns of a workgroup of `prefill_short`: one wave.
@@ -201,8 +199,6 @@ static CDNA: Target = {
         fused: [FUSED; FUSED_BUCKETS],
         fused_summarise: [FUSED; FUSED_BUCKETS],
         decode_few_room: 2, // modelled for an MI300X with 32 value heads: 3% to 10% less at batch 1
-        // Modelled: 64 value heads, batch 128, value-major: f32 states 268 us in place of 227, bf16 states 94 of 102.
-        decode_full_with_f32: false,
         decode_norm_rows: usize::MAX,
         short_columns: 32,
         short_has_bits_of_scan: true,
@@ -332,7 +328,6 @@ static SM90: Target = {
         // Measured on an H200 with 32 value heads: 7.3 us in place of 7.5 at batch 1, 10.3 of 10.5 at batch 4 (f32 states);
         // at batch 8 14.8 of 14.2.
         decode_few_room: 4,
-        decode_full_with_f32: true,
         // A workgroup of whole rows has a multiprocessor for itself. Measured on an H200, layers of 32 value heads without
         // initial states: 22.0 us at batch 8; apart, 25.8 at 12 and 38.6 at 32, where an older `decode_norm` took 59.6.
         decode_norm_rows: 256,

@@ -233,7 +233,7 @@ fn a_shape_with_a_fused_kernel_is_one_kernel() {
     let context = context();
     let kernels = |dims, drafts| {
         let plan = Decode::new(&context, spec(Dtype::Bf16, [1, 2], dims, 4), 3).unwrap();
-        plan.normed_kernels(Dtype::F32, drafts)
+        plan.normed_kernels(Dtype::F32, StateLayout::KeyMajor, drafts)
     };
     assert_eq!(kernels([128, 128], true), ["dw_decode_draft_norm_bf16"]);
     assert_eq!(kernels([64, 128], false), ["dw_decode_norm_bf16"]);

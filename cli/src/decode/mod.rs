@@ -134,7 +134,7 @@ impl Operation for DecodeRun<'_> {
     }
 
     fn kernels(&self, plan: &Decode) -> Vec<&'static str> {
-        vec![plan.kernel(self.args.state.state_dtype)]
+        vec![plan.kernel(self.args.state.state_dtype, self.args.state.state_layout)]
     }
 
     fn launch(&self, mut views: Views, stream: &Stream, plan: &Decode, _: Part) -> Fallible<()> {

@@ -130,7 +130,7 @@ impl Operation for LayerRun<'_> {
     }
 
     fn kernels(&self, plan: &Layer) -> Vec<&'static str> {
-        plan.kernels(self.args.state.state_dtype)
+        plan.kernels(self.args.state.state_dtype, self.args.state.state_layout)
     }
 
     fn launch(&self, mut views: Views, stream: &Stream, plan: &Layer, _: Part) -> Fallible<()> {

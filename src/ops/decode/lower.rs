@@ -2,8 +2,10 @@
 
 use std::ptr;
 
-use super::{DecodeSpec, DecodeTensors, Draft, Drafts, MAX_TOKENS};
-use crate::abi::{self, dwk_decode_args, dwk_decode_draft_args, dwk_divisor, dwk_norm_args};
+use super::{DecodeSpec, DecodeTensors, Draft, Drafts, MAX_TOKENS, full};
+use crate::abi::{
+    self, dwk_decode_args, dwk_decode_draft_args, dwk_decode_full_args, dwk_divisor, dwk_norm_args,
+};
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
@@ -35,14 +37,14 @@ pub(crate) struct Shape {
     norm_rows: usize,
     /// Most workgroups for which the kernel for few sequences is faster.
     few_workgroups: usize,
-    /// Whether `decode_full` is faster with states in f32, too.
-    full_with_f32: bool,
 }
 
 /// Launch arguments: the kernel's argument struct and grid.
 pub(crate) struct LaunchArguments {
     pub(super) kernel: Kernel<dwk_decode_args>,
     pub(super) arguments: dwk_decode_args,
+    /// What runs in their place where heads have the full size.
+    pub(super) full: Option<(Kernel<dwk_decode_full_args>, dwk_decode_full_args)>,
     pub(super) groups: u32,
 }
 
@@ -66,6 +68,7 @@ impl LaunchArguments {
     /// Fuses a norm of o, in place. `kernel`: the fused kernel; `norm`: arguments of a norm of the same tensors.
     pub(super) fn fuse(&mut self, kernel: Kernel<dwk_decode_args>, norm: &dwk_norm_args) {
         self.kernel = kernel;
+        self.full = None;
         self.groups /= fuse(&mut self.arguments, norm);
     }
 }
@@ -91,7 +94,6 @@ impl Shape {
             norm_rows: context.target().decode_norm_rows,
             few_workgroups: context.target().decode_few_room
                 * context.device().compute_units as usize,
-            full_with_f32: context.target().decode_full_with_f32,
         };
         check::ensure(batch < 1 << 24 && shape.workgroups() < 1 << 26, || {
             let was = format!("{batch} sequences of {} value heads", spec.heads.value);
@@ -101,17 +103,24 @@ impl Shape {
         Ok(shape)
     }
 
-    /// The kernel for a pool of type `states`.
-    pub(super) fn kernel(&self, states: Dtype) -> Kernel<dwk_decode_args> {
+    /// The kernel for all heads.
+    pub(super) fn kernel(&self) -> Kernel<dwk_decode_args> {
+        kernels::decode(self.spec.dtype, self.spec.heads.key_dim)
+    }
+
+    /// The kernel for heads of full size, for a pool of type `states` in `layout`, if there is one for this shape.
+    pub(super) fn full_kernel(
+        &self,
+        states: Dtype,
+        layout: StateLayout,
+    ) -> Option<Kernel<dwk_decode_full_args>> {
         let (dtype, heads) = (self.spec.dtype, &self.spec.heads);
-        let full =
-            heads.key_dim == kernels::FULL_KEY_DIM && heads.value_dim.is_multiple_of(COLUMNS);
-        if full && self.workgroups() <= self.few_workgroups as u64 {
-            kernels::decode_few(dtype)
-        } else if full && (states != Dtype::F32 || self.full_with_f32) {
-            kernels::decode_full(dtype)
+        if heads.key_dim != kernels::FULL_KEY_DIM || !heads.value_dim.is_multiple_of(COLUMNS) {
+            None
+        } else if self.workgroups() <= self.few_workgroups as u64 {
+            Some(kernels::decode_few(dtype, states, layout))
         } else {
-            kernels::decode(dtype, heads.key_dim)
+            Some(kernels::decode_full(dtype, states, layout))
         }
     }
 
@@ -262,9 +271,14 @@ impl Shape {
         if is_aligned(&arguments, x) {
             arguments.flags |= abi::DWK_ALIGNED;
         }
+        let full_kernel = match drafts {
+            Some(_) => None,
+            None => self.full_kernel(x.pool.tensor.0.dtype, x.pool.layout),
+        };
         Ok(LaunchArguments {
-            kernel: self.kernel(x.pool.tensor.0.dtype),
+            kernel: self.kernel(),
             arguments,
+            full: full_kernel.zip(full::arguments(&arguments)),
             groups: self.workgroups() as u32,
         })
     }

@@ -18,6 +18,7 @@
 //! state after every token has a slot in the pool, and the next launch reads the accepted one.
 
 mod drafts;
+mod full;
 pub(crate) mod lower;
 mod normed;
 
@@ -37,7 +38,7 @@ use crate::norm;
 use crate::runtime::{Context, Stream};
 use crate::state::{HostSlots, StatePool};
 use crate::tensor::{TensorMut, Tokens, TokensMut};
-use crate::types::Dtype;
+use crate::types::{Dtype, StateLayout};
 
 /// Most tokens of a sequence in a launch.
 pub const MAX_TOKENS: usize = 16;
@@ -140,9 +141,11 @@ impl Decode {
         Ok(())
     }
 
-    /// Name of the kernel that a launch on a pool of type `states` runs.
-    pub fn kernel(&self, states: Dtype) -> &'static str {
-        self.shape.kernel(states).name()
+    /// Name of the kernel that a launch runs on a pool of type `states` in `layout`, if all rows begin at multiples of 16
+    /// bytes and no tensor spans 2^31 elements. Otherwise a kernel for all tensors runs.
+    pub fn kernel(&self, states: Dtype, layout: StateLayout) -> &'static str {
+        let full = self.shape.full_kernel(states, layout);
+        full.map_or(self.shape.kernel().name(), Kernel::name)
     }
 
     /// Workgroups of a launch: one for every sequence, value head and 32 value columns.
@@ -237,10 +240,16 @@ impl Decode {
         if lowered.groups == 0 {
             return Ok(());
         }
-        let (kernel, groups) = (lowered.kernel, lowered.groups);
-        let threads = self.context.target().threads(kernel.role());
-        // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
-        unsafe { (self.context).launch(stream, kernel, groups, threads, &lowered.arguments) }
+        let (target, groups) = (self.context.target(), lowered.groups);
+        if let Some((kernel, arguments)) = &lowered.full {
+            let threads = target.threads(kernel.role());
+            // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
+            return unsafe { (self.context).launch(stream, *kernel, groups, threads, arguments) };
+        }
+        let (kernel, arguments) = (lowered.kernel, &lowered.arguments);
+        let threads = target.threads(kernel.role());
+        // SAFETY: as above.
+        unsafe { (self.context).launch(stream, kernel, groups, threads, arguments) }
     }
 
     /// The kernel with the gated norm fused in, if there is one for this shape, and it is faster.

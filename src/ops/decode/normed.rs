@@ -8,7 +8,7 @@ use crate::error::{ArgumentError, ArgumentKind, Error, Result};
 use crate::norm::{self, GatedNorm, OutputGate};
 use crate::runtime::Stream;
 use crate::tensor::{Tensor, Tokens, TokensMut};
-use crate::types::Dtype;
+use crate::types::{Dtype, StateLayout};
 
 /// A gated norm of the outputs: `o / sqrt(mean(o^2) + eps) * weight * gate(z)` takes the place of o, with the bits of
 /// [`GatedNorm`] in place.
@@ -73,9 +73,14 @@ impl OutputNorm<'_> {
 }
 
 impl Decode {
-    /// Names of the kernels that [`Decode::launch_normed`] on a pool of type `states` runs, in order. `drafts`: whether it
-    /// is given drafts.
-    pub fn normed_kernels(&self, states: Dtype, drafts: bool) -> Vec<&'static str> {
+    /// Names of the kernels that [`Decode::launch_normed`] runs on a pool of type `states` in `layout`, in order, if all
+    /// rows begin at multiples of 16 bytes. `drafts`: whether it is given drafts.
+    pub fn normed_kernels(
+        &self,
+        states: Dtype,
+        layout: StateLayout,
+        drafts: bool,
+    ) -> Vec<&'static str> {
         let fused = match drafts {
             true => self.shape.draft_norm_kernel().map(|k| k.name()),
             false => self.shape.norm_kernel().map(|k| k.name()),
@@ -84,7 +89,7 @@ impl Decode {
         match (fused, drafts) {
             (Some(fused), _) => vec![fused],
             (None, true) => vec![self.draft_kernel(), norm],
-            (None, false) => vec![self.kernel(states), norm],
+            (None, false) => vec![self.kernel(states, layout), norm],
         }
     }
 

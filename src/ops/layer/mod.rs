@@ -300,11 +300,12 @@ impl Layer {
         }
     }
 
-    /// Names of the kernels that a launch with recurrent states of type `states` runs, in order.
-    pub fn kernels(&self, states: Dtype) -> Vec<&'static str> {
+    /// Names of the kernels that a launch runs with recurrent states of type `states` in `layout`, in order, if all rows
+    /// begin at multiples of 16 bytes.
+    pub fn kernels(&self, states: Dtype, layout: StateLayout) -> Vec<&'static str> {
         let on_device = matches!(self.lengths, Lengths::Device(_));
         let prefill = self.prefill.iter().flat_map(Prefill::kernels_after_lengths);
-        self.stages.kernels(states, on_device, prefill)
+        self.stages.kernels(states, layout, on_device, prefill)
     }
 
     /// Enqueues the layer: the kernels that [`Layer::kernels`] names, nothing else. No other launch of this crate on

@@ -10,7 +10,7 @@ use crate::prefill::{self, LoweredLengths};
 use crate::runtime::{Context, Stream};
 use crate::state::HostSlots;
 use crate::tensor::Buffer;
-use crate::types::Dtype;
+use crate::types::{Dtype, StateLayout};
 
 /// Launch arguments of all stages.
 pub(super) struct LaunchArguments {
@@ -75,11 +75,12 @@ impl Stages {
         self.tokens > self.decodes || self.decodes == 0
     }
 
-    /// Names of the kernels in order. `states`: type of the recurrent states. `on_device`: whether only the device knows
+    /// Names of the kernels in order. `states`, `layout`: of the recurrent states. `on_device`: whether only the device knows
     /// the lengths. `prefill`: names of the prefill's kernels.
     pub(super) fn kernels(
         &self,
         states: Dtype,
+        layout: StateLayout,
         on_device: bool,
         prefill: impl IntoIterator<Item = &'static str>,
     ) -> Vec<&'static str> {
@@ -88,7 +89,7 @@ impl Stages {
         let decode = self
             .decode
             .iter()
-            .map(|d| normed.unwrap_or(d.kernel(states)));
+            .map(|d| normed.unwrap_or(d.kernel(states, layout)));
         let rest = normed.is_none() || self.tokens > self.decodes;
         let norm = rest.then(|| kernels::norm(self.spec.dtype).name());
         let conv = match on_device {
