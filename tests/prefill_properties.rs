@@ -237,6 +237,10 @@ proptest! {
         let outcome = std::panic::catch_unwind(|| {
             let data = case.data();
             let output = run(&context, &case, &data);
+            if simulated(&context) {
+                let again = run(&context, &case, &data);
+                common::assert_same_bits(&output, &again, "run to run");
+            }
             // Twice the unfused form's error: some of these problems have a few elements, no more.
             check_output(&case, &data, &output, 2.0);
         });

@@ -14,7 +14,7 @@ use deltawave_lab::oracle::{self, Upstream};
 use super::case::state_shape;
 use super::loaded::reorder;
 use super::placement::{OnDevice, gather, spread, state_place};
-use super::{Case, Data, Entry, GateKind, StateKind, bits, is_cdna};
+use super::{Case, Data, Entry, GateKind, StateKind, bits, is_cdna, repeated};
 
 /// Names of the gradients, in the order of [`Gradients`].
 pub const NAMES: [&str; 8] = ["dq", "dk", "dv", "dg", "dbeta", "da_log", "ddt_bias", "ds0"];
@@ -416,17 +416,17 @@ pub fn run_backward(
 ) -> Gradients {
     let stream = context.stream().expect("a stream");
     let mut loaded = LoadedBackward::new(context, case, data, given);
-    let mut once = || {
+    let once = || {
         loaded.poison(&stream);
         loaded.launch(case, wanted, &stream).expect("a launch");
         loaded.read(case, wanted, &stream)
     };
-    let (first, second) = (once(), once());
-    for ((a, b), name) in first.iter().zip(&second).zip(NAMES) {
-        let same = a.as_deref().map(bits) == b.as_deref().map(bits);
-        assert!(same, "{name} differs from run to run");
-    }
-    first
+    repeated(context, once, |first: &Gradients, second| {
+        for ((a, b), name) in first.iter().zip(second).zip(NAMES) {
+            let same = a.as_deref().map(bits) == b.as_deref().map(bits);
+            assert!(same, "{name} differs from run to run");
+        }
+    })
 }
 
 /// Rms of gradients below which errors are no longer relative: 2^-100. f32 has full precision from 2^-126 on, and

@@ -56,6 +56,16 @@ pub fn simulated(context: &Context) -> bool {
     context.backend() == Backend::Simulator
 }
 
+/// Runs a launch; on a GPU twice, and `same` compares the results. On the simulator only a race could make them differ, and
+/// its checks find races by the accesses; `tests/prefill_properties.rs` runs twice there, too.
+pub fn repeated<T>(context: &Context, mut once: impl FnMut() -> T, same: impl Fn(&T, &T)) -> T {
+    let first = once();
+    if !simulated(context) {
+        same(&first, &once());
+    }
+    first
+}
+
 /// Whether the device is one of AMD's, for which plans have a fused path, `prefill_short` and early starts to choose from.
 pub fn is_cdna(context: &Context) -> bool {
     context.device().arch.starts_with("gfx")

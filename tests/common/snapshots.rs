@@ -4,7 +4,9 @@ use deltawave::prefill::{Snapshot, Snapshots};
 use deltawave::runtime::Context;
 use deltawave::tensor::Buffer;
 
-use super::{Case, Data, Loaded, LoadedPool, Output, PoolCase, StateKind, assert_same_bits};
+use super::{
+    Case, Data, Loaded, LoadedPool, Output, PoolCase, StateKind, assert_same_bits, repeated,
+};
 
 /// The states that are wanted, and where.
 #[derive(Clone, Debug)]
@@ -51,8 +53,7 @@ impl LoadedSnapshots {
     }
 }
 
-/// Runs a case twice, everything poisoned before each: the same bits both times. The output, and the snapshots one after
-/// the other, `[HV, K, V]` each.
+/// Runs a case, everything poisoned before. The output, and the snapshots one after the other, `[HV, K, V]` each.
 pub fn run_snapshots(
     context: &Context,
     case: &Case,
@@ -67,7 +68,7 @@ pub fn run_snapshots(
     }
     .with_snapshots(context, case, snapshots);
     let slots: Vec<_> = snapshots.list.iter().map(|s| Some(s.slot)).collect();
-    let mut once = || {
+    let once = || {
         loaded.poison(&stream);
         loaded.reset_states();
         loaded.launch(case, &stream).expect("a launch");
@@ -88,11 +89,8 @@ pub fn run_snapshots(
         };
         (output, taken)
     };
-    let (first, second) = (once(), once());
-    assert_same_bits(&first.0, &second.0, "run to run");
-    assert!(
-        super::bits(&first.1) == super::bits(&second.1),
-        "run to run"
-    );
-    first
+    repeated(context, once, |a: &(Output, Vec<f32>), b| {
+        assert_same_bits(&a.0, &b.0, "run to run");
+        assert!(super::bits(&a.1) == super::bits(&b.1), "run to run");
+    })
 }

@@ -335,10 +335,10 @@ fn lengths_choose_the_path() {
 fn the_device_cuts_as_the_host_at_the_end_of_a_wave() {
     let wave = if is_cdna(&context()) { 64 } else { 32 };
     for sequences in [wave - 1, wave, wave + 1] {
-        let mut lengths: Vec<usize> = (0..sequences).map(|i| 65 + i * 29 % 60).collect();
+        let mut lengths: Vec<usize> = (0..sequences).map(|i| 17 + i * 29 % 48).collect();
         for (long, path, segments, chosen) in [
             (130, PrefillPath::Auto, None, PrefillPath::Fused),
-            (64 * 240, PrefillPath::Auto, None, PrefillPath::Split),
+            (64 * 160, PrefillPath::Auto, None, PrefillPath::Split),
             (64 * 40, PrefillPath::Fused, None, PrefillPath::Fused),
             (130, PrefillPath::Fused, Some(2), PrefillPath::Fused),
         ] {
