@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use super::{DecodeSpec, DecodeTensors, Draft, Drafts, MAX_TOKENS, full};
+use super::{DecodeSpec, DecodeTensors, Draft, Drafts, MAX_TOKENS};
 use crate::abi::{
     self, dwk_decode_args, dwk_decode_draft_args, dwk_decode_full_args, dwk_divisor, dwk_norm_args,
 };
@@ -43,8 +43,8 @@ pub(crate) struct Shape {
 pub(crate) struct LaunchArguments {
     pub(super) kernel: Kernel<dwk_decode_args>,
     pub(super) arguments: dwk_decode_args,
-    /// What runs in their place where heads have the full size.
-    pub(super) full: Option<(Kernel<dwk_decode_full_args>, dwk_decode_full_args)>,
+    /// What runs in its place, if the arguments fit it.
+    pub(super) full: Option<Kernel<dwk_decode_full_args>>,
     pub(super) groups: u32,
 }
 
@@ -271,14 +271,10 @@ impl Shape {
         if is_aligned(&arguments, x) {
             arguments.flags |= abi::DWK_ALIGNED;
         }
-        let full_kernel = match drafts {
-            Some(_) => None,
-            None => self.full_kernel(x.pool.tensor.0.dtype, x.pool.layout),
-        };
         Ok(LaunchArguments {
             kernel: self.kernel(),
             arguments,
-            full: full_kernel.zip(full::arguments(&arguments)),
+            full: self.full_kernel(x.pool.tensor.0.dtype, x.pool.layout),
             groups: self.workgroups() as u32,
         })
     }

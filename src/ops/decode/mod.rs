@@ -241,10 +241,12 @@ impl Decode {
             return Ok(());
         }
         let (target, groups) = (self.context.target(), lowered.groups);
-        if let Some((kernel, arguments)) = &lowered.full {
+        if let Some(kernel) = lowered.full
+            && let Some(arguments) = full::arguments(&lowered.arguments)
+        {
             let threads = target.threads(kernel.role());
             // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
-            return unsafe { (self.context).launch(stream, *kernel, groups, threads, arguments) };
+            return unsafe { (self.context).launch(stream, kernel, groups, threads, &arguments) };
         }
         let (kernel, arguments) = (lowered.kernel, &lowered.arguments);
         let threads = target.threads(kernel.role());
