@@ -75,7 +75,7 @@ typedef struct dwk_state_strides {
     int64_t row;
 } dwk_state_strides;
 
-/* Strides of a token tensor whose elements span less than 2^31. Offsets have 32 bits: a negative stride is one modulo
+/* Strides of a token tensor that spans at most 2^31 elements. Offsets have 32 bits: a negative stride is one modulo
  * 2^32. */
 typedef struct dwk_token_steps {
     uint32_t sequence;
@@ -83,7 +83,7 @@ typedef struct dwk_token_steps {
     uint32_t head;
 } dwk_token_steps;
 
-/* Strides of a state tensor: below 2^32, and the elements of a sequence span less than 2^31. */
+/* Strides of a state tensor: below 2^32, and the states of a sequence span at most 2^31 elements. */
 typedef struct dwk_state_steps {
     uint32_t sequence;
     uint32_t head;
@@ -687,9 +687,9 @@ typedef struct dwk_decode_args {
     dwk_norm_args norm; /* gated norm of o, for decode_norm; V is 128 */
 } dwk_decode_args;
 
-/* decode_full_{bf16,f16}_{s32,s16}_{kv,vk}, decode_few_*: decode for K = 128, V a multiple of 32, and strides of less
- * than 2^31 elements. s32, s16: bits of the pool's elements. kv, vk: layout of the states. Every row of q, k, v, o and
- * the states begins at a multiple of 16 bytes. Fields are those of dwk_decode_args. */
+/* decode_full_{bf16,f16}_{s32,s16}_{kv,vk}, decode_few_*: decode for K = 128, V a multiple of 32, and tensors that
+ * dwk_token_steps and dwk_state_steps describe. s32, s16: bits of the pool's elements. kv, vk: layout of the states.
+ * Every row of q, k, v, o and the states begins at a multiple of 16 bytes. Fields are those of dwk_decode_args. */
 typedef struct dwk_decode_full_args {
     /* In the order of their first use, as there. */
     dwk_divisor by_slabs;

@@ -98,14 +98,17 @@ fn gates_norms_and_heads() {
         (raw(Dtype::Bf16, false, true), Gates::Normal),
         (raw(Dtype::F16, true, true), Gates::Normal),
     ] {
-        for (qk_l2norm, head_map, scale) in [
-            (false, HeadMap::Grouped, Some(1.0)),
-            (true, HeadMap::Tiled, None),
+        for (qk_l2norm, head_map, scale, dims) in [
+            (false, HeadMap::Grouped, Some(1.0), [32, 32]),
+            (true, HeadMap::Tiled, None, [32, 32]),
+            // Kernels for full heads.
+            (false, HeadMap::Grouped, None, [128, 32]),
+            (true, HeadMap::Tiled, Some(1.0), [128, 64]),
         ] {
             let mut s = DecodeSpec {
                 qk_l2norm,
                 scale,
-                ..spec(Dtype::F16, [2, 6], [32, 32], 2)
+                ..spec(Dtype::F16, [2, 6], dims, 2)
             };
             s.heads.map = head_map;
             let case = Case {
@@ -124,7 +127,12 @@ fn gates_norms_and_heads() {
 fn strides() {
     let context = context();
     for packed in [false, true] {
-        for (pads, row_pad, slot_pad) in [([8, 16, 8, 8], 4, 16), ([3, 5, 7, 1], 1, 3)] {
+        for (pads, row_pad, slot_pad, dims) in [
+            ([8, 16, 8, 8], 4, 16, [32, 48]),
+            ([3, 5, 7, 1], 1, 3, [32, 48]),
+            // Aligned: kernels for full heads.
+            ([8, 16, 24, 8], 8, 16, [128, 64]),
+        ] {
             for layout in LAYOUTS {
                 for state_dtype in STATE_DTYPES {
                     let case = Case {
@@ -134,7 +142,7 @@ fn strides() {
                         slot_pad,
                         layout,
                         state_dtype,
-                        ..Case::new(spec(Dtype::Bf16, [2, 2], [32, 48], 2), 3)
+                        ..Case::new(spec(Dtype::Bf16, [2, 2], dims, 2), 3)
                     };
                     check(&context, &case);
                 }
@@ -266,31 +274,34 @@ fn few_and_many_sequences() {
     let mut round = 0;
     for state_dtype in STATE_DTYPES {
         for layout in LAYOUTS {
-            for (pads, pad) in [([0; 4], 0), ([3, 5, 7, 1], 1)] {
-                for tokens in [1, 3] {
-                    round += 1;
-                    let states = [None, None, Some(STATE_DTYPES[round / 3 % 3])];
-                    let s = DecodeSpec {
-                        qk_l2norm: round % 5 == 0,
-                        ..spec(DTYPES[round % 2], [2, 4], [128, 128], tokens)
-                    };
-                    let of_few = kernel(s, 1, state_dtype, layout);
-                    assert!(of_few.starts_with("dw_decode_few_"), "{of_few}");
-                    let many = (2..).find(|&n| kernel(s, n, state_dtype, layout) != of_few);
-                    let many = Case {
-                        state_dtype,
-                        layout,
-                        packed: round % 7 < 4,
-                        pads,
-                        row_pad: pad,
-                        slot_pad: pad,
-                        moves: round % 4 == 1,
-                        padding: 0b0100_0010,
-                        states: states[round % 3],
-                        ..Case::new(s, many.unwrap())
-                    };
-                    same_in_part(&context, &many, 3);
-                }
+            for (pads, pad, tokens) in [
+                ([0; 4], 0, 1),
+                ([8, 16, 24, 8], 8, 1),
+                ([8, 16, 24, 8], 8, 3),
+                ([3, 5, 7, 1], 1, 3),
+            ] {
+                round += 1;
+                let states = [None, None, Some(STATE_DTYPES[round / 3 % 3])];
+                let s = DecodeSpec {
+                    qk_l2norm: round % 5 == 0,
+                    ..spec(DTYPES[round % 2], [2, 4], [128, 128], tokens)
+                };
+                let of_few = kernel(s, 1, state_dtype, layout);
+                assert!(of_few.starts_with("dw_decode_few_"), "{of_few}");
+                let many = (2..).find(|&n| kernel(s, n, state_dtype, layout) != of_few);
+                let many = Case {
+                    state_dtype,
+                    layout,
+                    packed: round % 7 < 4,
+                    pads,
+                    row_pad: pad,
+                    slot_pad: pad,
+                    moves: round % 3 == 1,
+                    padding: 0b0100_0010,
+                    states: states[round / 2 % 3],
+                    ..Case::new(s, many.unwrap())
+                };
+                same_in_part(&context, &many, 3);
             }
         }
     }

@@ -84,6 +84,9 @@ fn every_byte_is_moved_once(context: &Context) {
         let output = run_once(context, &case, &data);
         let launches = deltawave_sim::hip::take_counted_launches();
         assert_eq!(launches.len(), 1);
+        let plan = Decode::new(context, case.spec, batch).unwrap();
+        let kernel = launches[0].kernel().name();
+        assert_eq!(kernel, plan.kernel(state_dtype, layout));
         check_output(&case, &data, &output);
         let (rows, heads, dim) = (case.rows(), 32, 128);
         let state = 2 * batch * heads * dim * dim * state_dtype.size();
@@ -94,7 +97,7 @@ fn every_byte_is_moved_once(context: &Context) {
         let [memory, dies] = [traffic.read_bytes, traffic.l2_fill_bytes]
             .map(|read| read + traffic.write_bytes)
             .map(|bytes| bytes as f64 / minimal as f64);
-        let groups = Decode::new(context, case.spec, batch).unwrap().workgroups();
+        let groups = plan.workgroups();
         println!(
             "batch {batch}, {tokens} tokens, {layout:?}, {state_dtype}: {memory:.4} of the minimal bytes, {dies:.4} into and out of the dies, \
              {groups} workgroups, {} instructions for a token of a head",

@@ -6,7 +6,8 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{
-    Case, Entry, GateKind, Layout, StateKind, check_output, context, run, simulated, spec,
+    Case, Entry, GateKind, Layout, Repeats, StateKind, check_output, context, run, run_repeated,
+    simulated, spec,
 };
 use deltawave::model::Heads;
 use deltawave::prefill::{PrefillPath, PrefillSpec};
@@ -236,11 +237,7 @@ proptest! {
         }
         let outcome = std::panic::catch_unwind(|| {
             let data = case.data();
-            let output = run(&context, &case, &data);
-            if simulated(&context) {
-                let again = run(&context, &case, &data);
-                common::assert_same_bits(&output, &again, "run to run");
-            }
+            let output = run_repeated(&context, &case, &data, Repeats::Two);
             // Twice the unfused form's error: some of these problems have a few elements, no more.
             check_output(&case, &data, &output, 2.0);
         });

@@ -14,8 +14,8 @@ use deltawave_lab::inputs::Tensor as HostTensor;
 use super::case::state_shape;
 use super::placement::{OnDevice, gather, spread, state_place};
 use super::{
-    Case, Data, Entry, GateKind, LoadedPool, LoadedSnapshots, Output, PoolCase, SnapshotCase,
-    StateKind, repeated,
+    Case, Data, Entry, GateKind, LoadedPool, LoadedSnapshots, Output, PoolCase, Repeats,
+    SnapshotCase, StateKind, repeated,
 };
 
 /// The tensors of a case on the device.
@@ -369,6 +369,11 @@ pub(super) fn reorder(
 
 /// Runs a case, everything poisoned before, and returns the result.
 pub fn run(context: &Context, case: &Case, data: &Data) -> Output {
+    run_repeated(context, case, data, Repeats::OneSimulated)
+}
+
+/// Runs a case as often as `repeats` says, everything that a launch writes poisoned before each.
+pub fn run_repeated(context: &Context, case: &Case, data: &Data, repeats: Repeats) -> Output {
     let stream = context.stream().expect("a stream");
     let mut loaded = Loaded::new(context, case, data);
     let once = || {
@@ -377,7 +382,7 @@ pub fn run(context: &Context, case: &Case, data: &Data) -> Output {
         loaded.read(case, &stream)
     };
     let same = |a: &Output, b: &Output| assert_same_bits(a, b, "run to run");
-    repeated(context, once, same)
+    repeated(context, repeats, once, same)
 }
 
 /// The bits of numbers: NaN is equal to itself, and 0 not to -0.

@@ -28,7 +28,7 @@ use deltawave::runtime::{Backend, Context};
 
 pub use case::{Case, Data, Entry, GateKind, Layout, Output, StateKind, spec};
 pub use judge::{Judged, bar, check, check_data, check_output, judge};
-pub use loaded::{Loaded, assert_same_bits, bits, run};
+pub use loaded::{Loaded, assert_same_bits, bits, run, run_repeated};
 pub use pool::{LoadedPool, PoolCase, check_pool, run_pool};
 pub use requests::{Memory, View, expect, view};
 pub use snapshots::{LoadedSnapshots, SnapshotCase, run_snapshots};
@@ -56,11 +56,24 @@ pub fn simulated(context: &Context) -> bool {
     context.backend() == Backend::Simulator
 }
 
-/// Runs a launch; on a GPU twice, and `same` compares the results. On the simulator only a race could make them differ, and
-/// its checks find races by the accesses; `tests/prefill_properties.rs` runs twice there, too.
-pub fn repeated<T>(context: &Context, mut once: impl FnMut() -> T, same: impl Fn(&T, &T)) -> T {
+/// Launches that a run makes, of which all must leave the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeats {
+    /// Two. Also finds inputs that a launch changes.
+    Two,
+    /// Two on a GPU, one on the simulator: what two would find, a race, it finds by the accesses.
+    OneSimulated,
+}
+
+/// Runs a launch as often as `repeats` says; `same` compares the results.
+pub fn repeated<T>(
+    context: &Context,
+    repeats: Repeats,
+    mut once: impl FnMut() -> T,
+    same: impl Fn(&T, &T),
+) -> T {
     let first = once();
-    if !simulated(context) {
+    if repeats == Repeats::Two || !simulated(context) {
         same(&first, &once());
     }
     first

@@ -6,7 +6,7 @@ use deltawave::tensor::Buffer;
 use deltawave::types::Dtype;
 use deltawave_lab::inputs::Tensor as HostTensor;
 
-use super::{Case, Data, Loaded, Output, StateKind, assert_same_bits, repeated, run};
+use super::{Case, Data, Loaded, Output, Repeats, StateKind, assert_same_bits, repeated, run};
 
 /// The slots of a case's sequences. Its initial states are of the pool's kind, and lie in the slots that are read.
 #[derive(Clone, Debug)]
@@ -192,7 +192,7 @@ fn for_rows(
     }
 }
 
-/// Runs a case on a pool, everything poisoned before. States of sequences that leave none are NaN.
+/// Runs a case on a pool twice, everything poisoned before each: the same bits both times. States of sequences that leave none are NaN.
 pub fn run_pool(context: &Context, case: &Case, data: &Data, pool: &PoolCase) -> Output {
     let stream = context.stream().expect("a stream");
     let mut loaded = Loaded::on_pool(context, case, data, pool);
@@ -205,7 +205,7 @@ pub fn run_pool(context: &Context, case: &Case, data: &Data, pool: &PoolCase) ->
         output
     };
     let same = |a: &Output, b: &Output| assert_same_bits(a, b, "run to run");
-    repeated(context, once, same)
+    repeated(context, Repeats::Two, once, same)
 }
 
 /// Runs a case with states of their own and on a pool: the same bits, zeros as outputs of padding. Returns the former.

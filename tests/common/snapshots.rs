@@ -5,7 +5,8 @@ use deltawave::runtime::Context;
 use deltawave::tensor::Buffer;
 
 use super::{
-    Case, Data, Loaded, LoadedPool, Output, PoolCase, StateKind, assert_same_bits, repeated,
+    Case, Data, Loaded, LoadedPool, Output, PoolCase, Repeats, StateKind, assert_same_bits,
+    repeated,
 };
 
 /// The states that are wanted, and where.
@@ -53,7 +54,8 @@ impl LoadedSnapshots {
     }
 }
 
-/// Runs a case, everything poisoned before. The output, and the snapshots one after the other, `[HV, K, V]` each.
+/// Runs a case twice, everything poisoned before each: the same bits both times. The output, and the snapshots one after
+/// the other, `[HV, K, V]` each.
 pub fn run_snapshots(
     context: &Context,
     case: &Case,
@@ -89,7 +91,7 @@ pub fn run_snapshots(
         };
         (output, taken)
     };
-    repeated(context, once, |a: &(Output, Vec<f32>), b| {
+    repeated(context, Repeats::Two, once, |a: &(Output, Vec<f32>), b| {
         assert_same_bits(&a.0, &b.0, "run to run");
         assert!(super::bits(&a.1) == super::bits(&b.1), "run to run");
     })

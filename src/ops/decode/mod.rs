@@ -142,7 +142,8 @@ impl Decode {
     }
 
     /// Name of the kernel that a launch runs on a pool of type `states` in `layout`, if all rows begin at multiples of 16
-    /// bytes and no tensor spans 2^31 elements. Otherwise a kernel for all tensors runs.
+    /// bytes, and tensors of tokens and the states of a slot span at most 2^31 elements. Otherwise the kernel for all tensors
+    /// runs.
     pub fn kernel(&self, states: Dtype, layout: StateLayout) -> &'static str {
         let full = self.shape.full_kernel(states, layout);
         full.map_or(self.shape.kernel().name(), Kernel::name)

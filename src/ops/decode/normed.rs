@@ -73,8 +73,8 @@ impl OutputNorm<'_> {
 }
 
 impl Decode {
-    /// Names of the kernels that [`Decode::launch_normed`] runs on a pool of type `states` in `layout`, in order, if all
-    /// rows begin at multiples of 16 bytes. `drafts`: whether it is given drafts.
+    /// Names of the kernels that [`Decode::launch_normed`] runs on a pool of type `states` in `layout`, in order, for
+    /// tensors as [`Decode::kernel`] expects them. `drafts`: whether it is given drafts.
     pub fn normed_kernels(
         &self,
         states: Dtype,

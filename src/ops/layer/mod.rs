@@ -300,8 +300,8 @@ impl Layer {
         }
     }
 
-    /// Names of the kernels that a launch runs with recurrent states of type `states` in `layout`, in order, if all rows
-    /// begin at multiples of 16 bytes.
+    /// Names of the kernels that a launch runs with recurrent states of type `states` in `layout`, in order, for tensors as
+    /// [`Decode::kernel`](crate::decode::Decode::kernel) expects them.
     pub fn kernels(&self, states: Dtype, layout: StateLayout) -> Vec<&'static str> {
         let on_device = matches!(self.lengths, Lengths::Device(_));
         let prefill = self.prefill.iter().flat_map(Prefill::kernels_after_lengths);
