@@ -426,9 +426,10 @@ template <class T, int Keys, bool Outputs, bool Units = false> class Maker {
             four(q) = f32x4{t[4 * q], t[4 * q + 1], t[4 * q + 2], t[4 * q + 3]};
         }
     }
+    static constexpr int urgent_from = 12; // modelled: 15, 11 and 10 are slower
     template <int Column> static DEVICE_MEMBER void substitute(float (&t)[16], const float (&a)[16]) {
         if constexpr (Column > 0) {
-            if constexpr (Column == 15) {
+            if constexpr (Column == urgent_from) {
                 arch::set_priority<urgent>();
             }
             if constexpr (Column == 15 || Column <= 3) {
