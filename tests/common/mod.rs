@@ -61,7 +61,7 @@ pub fn simulated(context: &Context) -> bool {
 pub enum Repeats {
     /// Two. Also finds inputs that a launch changes.
     Two,
-    /// Two on a GPU, one on the simulator: what two would find, a race, it finds by the accesses.
+    /// Two on a GPU. One on the simulator, whose checks find races by the accesses.
     OneSimulated,
 }
 

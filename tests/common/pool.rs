@@ -192,7 +192,8 @@ fn for_rows(
     }
 }
 
-/// Runs a case on a pool twice, everything poisoned before each: the same bits both times. States of sequences that leave none are NaN.
+/// Runs a case on a pool twice, everything poisoned before each: the same bits both times. States of sequences that
+/// leave none are NaN.
 pub fn run_pool(context: &Context, case: &Case, data: &Data, pool: &PoolCase) -> Output {
     let stream = context.stream().expect("a stream");
     let mut loaded = Loaded::on_pool(context, case, data, pool);

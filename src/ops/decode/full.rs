@@ -34,7 +34,7 @@ pub(super) fn arguments(x: &dwk_decode_args) -> Option<dwk_decode_full_args> {
         })
     };
     let state_steps = |strides: &dwk_state_strides| {
-        // Of whichever of K and V is greater, there are as many rows or columns at most.
+        // There are no more rows, and no more columns, than the greater of K and V.
         let dim = key_dim.max(value_dim);
         let last =
             (value_heads - 1) * i128::from(strides.head) + (dim - 1) * i128::from(strides.row);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn states_of_a_slot_span_less_than_2_31_elements() {
+    fn states_of_a_slot_span_at_most_2_31_elements() {
         let with = |sequence, head| {
             let strides = dwk_state_strides {
                 sequence,
