@@ -27,6 +27,7 @@ constexpr int row_threads = row_dim / columns_of<across> * arch::lanes;
 // What runs at once, for K up to 128: waves on a SIMD of gfx942, workgroups on a multiprocessor of sm_90a.
 constexpr int residency = arch::Traits::one_die ? 8 : 3;
 constexpr int few_residency = arch::Traits::one_die ? 4 : 3;
+constexpr int row_residency = arch::Traits::one_die ? 1 : 3;
 constexpr int draft_residency = arch::Traits::one_die ? 6 : 3; // of eight, registers would spill
 
 // Index of the thread in its team, and of the team in its workgroup.

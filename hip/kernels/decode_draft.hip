@@ -17,9 +17,9 @@ KERNEL(threads, draft_residency) void dw_decode_draft_f16_k128(dwk_decode_draft_
 KERNEL(threads, 2) void dw_decode_draft_f16_k256(dwk_decode_draft_args x) {
     recur<arch::F16, 256, false, true>(x.decode);
 }
-KERNEL(row_threads, 1) void dw_decode_draft_norm_bf16(dwk_decode_draft_args x) {
+KERNEL(row_threads, row_residency) void dw_decode_draft_norm_bf16(dwk_decode_draft_args x) {
     recur<arch::Bf16, 128, true, true>(x.decode);
 }
-KERNEL(row_threads, 1) void dw_decode_draft_norm_f16(dwk_decode_draft_args x) {
+KERNEL(row_threads, row_residency) void dw_decode_draft_norm_f16(dwk_decode_draft_args x) {
     recur<arch::F16, 128, true, true>(x.decode);
 }
