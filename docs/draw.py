@@ -271,7 +271,7 @@ def segments():
         return end
 
     panel(168, "Four segments", False)
-    panel(324, "Four segments that forget: gates leave nothing of the state before a segment", True)
+    panel(324, "Four segments that forget: gates leave next to nothing of the state before a segment", True)
 
     p.line([(24, 478), (936, 478)], RULE, 1)
     p.text(24, 500, "summarise", 12.5, colour=BLUE, weight=600)

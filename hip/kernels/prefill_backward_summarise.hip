@@ -44,8 +44,7 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_backward_ar
     work.has_state = has_state(x, work.piece.sequence);
     work.summary = reverse ? mirrored(x, x.blocks ? summary : summary + 1) : summary;
     int needed;
-    bool zeros;
-    const bool forgotten = forget(x, work.piece, work.head, reverse, needed, zeros);
+    const bool forgotten = forget(x, work.piece, work.head, reverse, needed);
     if (of_m) {
         if (work.slab == 0 && arch::thread() == 0) {
             x.forgotten[(int64_t)summary * p.value_heads + work.head] = forgotten;
@@ -57,7 +56,7 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_backward_ar
         work.start = from_identity;
     } else {
         const bool outermost = reverse ? work.piece.is_last() : work.piece.first;
-        work.start = outermost && !zeros ? from_given : from_zeros;
+        work.start = outermost && !forgotten ? from_given : from_zeros;
         work.piece.first_chunk += reverse ? 0 : work.piece.chunks - needed;
         work.piece.chunks = needed;
     }

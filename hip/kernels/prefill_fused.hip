@@ -1,7 +1,7 @@
 // Prefill in one kernel: what prefill_prepare and prefill_scan compute (prefill/recurrence.h), without records. One
 // workgroup per (segment, value head, slab of value columns). Some waves hold the state and walk the chunks. The others
 // make T, P and the row factors of the next chunk on chip meanwhile. A segment that is not its sequence's first starts
-// some chunks early, from zeros, if prefill_fused_summarise found that nothing of any earlier state is left after them;
+// some chunks early, from zeros, if prefill_fused_summarise found that these forget what was before them;
 // otherwise from the state that the summaries hold. Where the gates choose the path (prefill/by_gates.h), it finds the
 // starts itself, and there are no summaries. Where lengths on the device choose the split path, it prepares chunks
 // (prefill/prepare.h). Where sequences are short, a workgroup walks several of them (prefill/gfx9/units.h).

@@ -81,7 +81,8 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
         arch::let_next_kernel_begin();
         // Padding has no records and needs no summary. Marking it as forgotten makes combine skip it.
         const bool padding = is_padding(x, segment.sequence);
-        const bool forgotten = padding || forget(x, work.head, segment, segment.from_zeros);
+        segment.from_zeros = !padding && forget(x, work.head, segment);
+        const bool forgotten = padding || segment.from_zeros;
         if (work.slab == n_slabs && arch::thread() == 0) {
             *forgotten_by(x, min_of(segment.summary, x.summaries - 1), work.head) = forgotten;
         }

@@ -134,7 +134,7 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
         has_started = (start_unit<Keys>(state, x, units), ...);
     }
     if ((Fused || early_starts) && segment.from_zeros) {
-        // Earlier tokens leave nothing of a state.
+        // Earlier tokens are forgotten.
     } else if (segment.summarised) {
         load_matrix<Keys>(state, state_before(x, segment, work.head), column, x.value_dim, x.key_dim);
     } else if (!has_started) {

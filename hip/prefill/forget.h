@@ -1,4 +1,4 @@
-// Forgetting: whether a segment's gates leave nothing of the state before it in f32. Decided by the bounds of
+// Forgetting: whether a segment's gates leave less than 2^-64 of the state before it. Decided by the bounds of
 // prefill_prepare, log2 of how much a chunk scales the norm of any state.
 #pragma once
 
@@ -10,20 +10,16 @@ namespace prefill {
 // Bounds that a lane reads at once.
 constexpr int bounds_of_lane = 4;
 
-// M is 0 in f32 if a segment's bounds add up to less than this: no element exceeds its column's norm, and f32 ends at
-// 2^-149. The difference allows for the sum's rounding.
-constexpr float nothing_of_one = -152.0f;
-// Chunks whose bounds add up to less than this leave nothing of any state in f32. Its elements are below 2^128, so the
-// norm of a column of up to 256 elements is below 2^132. Numbers below 2^-150 are 0.
-constexpr float nothing_of_any = -288.0f;
+// Chunks whose bounds add up to less than this forget what was before them. They leave at most 2^-64 of a state's norm,
+// 2^-40 of what f32 resolves of a state as large. The difference allows for the sum's rounding.
+constexpr float forgotten_below = -64.5f;
 
-// Whether M of a segment is 0. If the segment's last chunks alone leave nothing of any state, shortens the segment to
-// them and sets `from_zeros`: walked from zeros, they end in the same state.
-DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment, bool &from_zeros) {
+// Whether a segment's last chunks forget what was before them. If so, shortens the segment to them: walked from zeros,
+// they end in its state, and M is 0.
+DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment) {
     const int chunks = (segment.end - segment.begin + chunk - 1) / chunk;
     const float *const bounds = retained_by(x, segment.record, head);
     float later = 0.0f; // sum of the bounds of later chunks
-    from_zeros = false;
 #pragma unroll 1
     for (int end = chunks; end > 0; end -= bounds_of_lane * arch::lanes) {
         const int last = end - 1 - bounds_of_lane * arch::lane();
@@ -38,19 +34,18 @@ DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment, b
         const float before = sum - own[bounds_of_lane - 1];
         int first = -1;
         for (int i = bounds_of_lane - 1; i >= 0; --i) {
-            first = before + own[i] < nothing_of_any ? last - i : first;
+            first = before + own[i] < forgotten_below ? last - i : first;
         }
         const u64 lanes_that_forget = arch::ballot(first >= 0);
         if (lanes_that_forget) {
             const int chosen = arch::read_lane(first, __builtin_ctzll(lanes_that_forget));
             segment.begin += chosen * chunk;
             segment.record += chosen;
-            from_zeros = true;
             return true;
         }
         later = bits<float>(arch::read_lane(bits<int>(sum), arch::lanes - 1));
     }
-    return later < nothing_of_one;
+    return false;
 }
 
 // Whether a segment is one of two of its sequence, and there are no summaries: divide() then says who walks what.
@@ -58,19 +53,18 @@ DEVICE bool is_half(const dwk_prefill_scan_args &x, const Segment &segment) {
     return early_starts && x.retained && !segment.summarised && segment.first != segment.last;
 }
 
-// Whether a sequence that is cut in two without summaries is walked as two segments: the last chunks of the first leave
-// nothing of any state, and the second starts early, from zeros. Moves its begin to there. Otherwise, or if it would
-// start so early that this takes longer, workgroups of both segments walk the whole sequence (walk_whole).
+// Whether a sequence that is cut in two without summaries is walked as two segments: the last chunks of the first
+// forget, and the second starts early, from zeros. Moves its begin to there. Otherwise, or if it would start so early
+// that this takes longer, workgroups of both segments walk the whole sequence (walk_whole).
 DEVICE bool divide(const dwk_prefill_scan_args &x, Segment &segment, int head) {
     const Rows range = rows_of(x.cu_seqlens, segment.sequence, x.tokens);
     Segment before = segment; // the first of the two
     before.begin = range.begin;
     before.end = segment.first ? segment.end : segment.begin;
     before.record = first_record(range.begin, segment.sequence);
-    bool from_zeros;
-    forget(x, head, before, from_zeros);
-    // A chunk of a narrow slab takes four fifths of the time.
-    const bool soon = from_zeros && 5 * (range.end - before.begin) <= 4 * (range.end - range.begin);
+    const bool from_zeros = forget(x, head, before);
+    // A chunk of a narrow slab takes four fifths of the time, and moves less of what others move, too.
+    const bool soon = from_zeros && 4 * (range.end - before.begin) <= 3 * (range.end - range.begin);
     if (soon && !segment.first) {
         segment.quiet = segment.begin - before.begin;
         segment.begin = before.begin;

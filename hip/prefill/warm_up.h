@@ -1,5 +1,5 @@
 // Warm-up: a segment that is not its sequence's first may start its walk some chunks early, from zeros, if these chunks
-// leave nothing of any earlier state in f32 (nothing_of_any). It then needs no summary of the segments before it.
+// forget what was before them (forget.h). It then needs no summary of the segments before it.
 #pragma once
 
 #include "../tensor/pieces.h"
@@ -18,7 +18,7 @@ template <class T, int Threads> class Forgetting {
                              int key_head)
         : x(x), threads(threads), sequence(sequence), end(end), head(head), key_head(key_head) {}
 
-    // Least number of chunks, at most `most`, that leave nothing of any state before them. -1: none does.
+    // Least number of chunks, at most `most`, that forget what was before them. -1: none does.
     DEVICE_MEMBER int chunks(int most) const {
         const int by_gates = search(most, false);
         if (by_gates < 0 || x.flags & DWK_QK_L2NORM || !any_growth(by_gates)) {
@@ -138,7 +138,7 @@ template <class T, int Threads> class Forgetting {
                 for (int w = 0; w < waves_of_chunk; ++w) {
                     sum += sums[buffer][i * waves_of_chunk + w];
                 }
-                if (sum < nothing_of_any) {
+                if (sum < forgotten_below) {
                     return arch::uniform_value(first + i + 1);
                 }
             }

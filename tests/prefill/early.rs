@@ -45,7 +45,7 @@ fn plan(case: &Case) -> Prefill {
     Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens()).expect("a plan")
 }
 
-/// Gates of 0, 2, 7, 19 and 28 chunks of memory, for ever, and in turn.
+/// Gates that forget in 1, 2, 7 and 19 chunks, never, and in turn.
 fn gates(case: &Case) -> Data {
     let mut data = case.data();
     let heads = case.spec.heads.value;
@@ -54,9 +54,9 @@ fn gates(case: &Case) -> Data {
         *g = match head {
             0 => 0.0,
             1 => -2.0,
-            2 => -0.75,
-            3 => -0.2,
-            4 => -0.07,
+            2 => -0.4,
+            3 => -0.1,
+            4 => -0.037,
             _ => [-30.0, 0.0, -0.01, -0.4][token / 192 % 4],
         };
     }
@@ -75,7 +75,7 @@ fn last_kernel_alone(case: &Case, data: &Data) -> crate::common::Output {
     loaded.read(case, &stream)
 }
 
-/// Heads that start early and heads that are walked whole, side by side, beside sequences that are not cut. A memory of 28
+/// Heads that start early and heads that are walked whole, side by side, beside sequences that are not cut. A memory of 19
 /// chunks makes an early start too long.
 #[test]
 fn heads_that_forget_and_heads_that_do_not() {
@@ -190,7 +190,7 @@ fn gates_that_are_not_numbers() {
         *g = if i == 2 * 64 * 16 { f32::NAN } else { -2.0 };
     }
     let output = run(&context(), &case, &data);
-    // The second of two heads has no NaN. It forgets after four chunks, whatever the first does.
+    // The second of two heads has no NaN. It forgets after a chunk, whatever the first does.
     let second = |row: usize| &output.o[(2 * row + 1) * 32..(2 * row + 2) * 32];
     assert!((0..64 * 34).all(|row| second(row).iter().all(|x| x.is_finite())));
     let first = |row: usize| &output.o[2 * row * 32..(2 * row + 1) * 32];

@@ -1,5 +1,5 @@
-//! Segments whose gates leave nothing of the state before them: their M is left out, and they are walked from where their
-//! last state begins. What is left, however little, counts.
+//! Segments whose gates leave less than 2^-64 of the state before them: their M is left out, and only the last chunks are
+//! walked. What is left counts if it is more.
 
 use std::f32::consts::LN_2;
 
@@ -54,7 +54,7 @@ fn gates_of_every_strength(path: PrefillPath) {
             0 => 0.0,
             1 => -0.4,
             2 => -0.75,
-            3 => -1.5,
+            3 => -0.1,
             4 => [-30.0, 0.0][t / 128 % 2],
             _ => [-0.01, -3.0, -0.01][t % 128 / 43],
         });
@@ -62,7 +62,7 @@ fn gates_of_every_strength(path: PrefillPath) {
         case.spec.qk_l2norm = true;
         check_output(&case, &data, &run(&context(), &case, &data), 1.15);
     }
-    // Summaries of 290 chunks, of which the last 62 or so count, or all.
+    // Summaries of 290 chunks, of which the last 14 or so count, or all.
     let mut case = cut(
         path,
         spec(Dtype::Bf16, 1, 2, 16, 16),
@@ -100,10 +100,10 @@ fn check_from(case: &Case, data: &Data, token: usize) -> Output {
     output
 }
 
-/// A state far above all others that decays by up to 2^-120 within a segment, or by 2^-200 since the beginning of a
-/// segment: as little as is left of it, it is all that there is.
+/// A state far above all others that decays by up to 2^-64 within a segment, or since the beginning of a segment: as little
+/// as is left of it, it is all that there is.
 fn what_is_left_counts(path: PrefillPath) {
-    for decay in [-100.0f32, -110.0, -120.0] {
+    for decay in [-30.0f32, -50.0, -64.0] {
         // Segments of four chunks, of which the second decays. Tokens add nothing.
         let mut case = cut(path, spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 12], 3);
         let mut data = with_gates(&case, |t, _| match t / 256 {
@@ -118,7 +118,7 @@ fn what_is_left_counts(path: PrefillPath) {
         // Values of the first chunk that decay in the rest of the first segment.
         case.initial = None;
         let mut data = with_gates(&case, |t, _| match t / 64 {
-            1..4 => (decay - 80.0) * LN_2 / 192.0,
+            1..4 => decay * LN_2 / 192.0,
             _ => 0.0,
         });
         data.inputs.beta[64..].fill(0.0);
@@ -131,7 +131,7 @@ fn what_is_left_counts(path: PrefillPath) {
 fn what_is_left_of_long_segments_counts(path: PrefillPath) {
     let case = cut(path, spec(Dtype::Bf16, 1, 1, 16, 16), &[64 * 960], 3);
     let mut data = with_gates(&case, |t, _| match t / (64 * 320) {
-        1 => -110.0 * LN_2 / (64.0 * 320.0),
+        1 => -62.0 * LN_2 / (64.0 * 320.0),
         _ => 0.0,
     });
     data.inputs.beta.fill(0.0);
@@ -140,17 +140,16 @@ fn what_is_left_of_long_segments_counts(path: PrefillPath) {
     check_from(&case, &data, 64 * 640);
 }
 
-/// A segment in which a state first grows along long keys, and then decays by more than M could: it is the product that
-/// counts.
-fn growth_before_decay_counts(path: PrefillPath) {
+/// A segment in which a state decays by more than is forgotten, and then grows along long keys: it is the product that counts.
+fn growth_after_decay_counts(path: PrefillPath) {
     let case = cut(path, spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 12], 3);
-    // In the first chunk of the second segment the state along the key is doubled by every token.
+    // In the last chunk of the second segment the state along the key is doubled by every token.
     let mut data = with_gates(&case, |t, _| match t / 64 {
-        5..8 => -160.0 * LN_2 / 192.0,
+        4..7 => -100.0 * LN_2 / 192.0,
         _ => 0.0,
     });
     for (t, beta) in data.inputs.beta.iter_mut().enumerate() {
-        *beta = if t / 64 == 4 { 0.75 } else { 0.0 };
+        *beta = if t / 64 == 7 { 0.75 } else { 0.0 };
     }
     let mut keys = vec![0.0; data.inputs.k.values.len()];
     for row in keys.chunks_exact_mut(64) {
@@ -219,7 +218,7 @@ on_both_paths!(
     gates_of_every_strength,
     what_is_left_counts,
     what_is_left_of_long_segments_counts,
-    growth_before_decay_counts,
+    growth_after_decay_counts,
     long_keys_remember,
     forgetting_costs_no_accuracy
 );

@@ -88,7 +88,7 @@ fn profile_counts_what_the_kernels_do() {
     );
 }
 
-/// Segments whose gates leave nothing of the state before them cost their last chunks alone, and are not combined.
+/// Segments that forget the state before them cost their last chunks alone, and are not combined.
 #[test]
 fn segments_that_forget_cost_little() {
     if !kernels() {

@@ -69,29 +69,25 @@ DEVICE StateView matrix_view(const float *matrix, int rows) {
     return StateView(matrix, dwk_state_strides{0, 0, rows}, DWK_F32, true, 0, 0);
 }
 
-// Whether M of a piece is 0 (../forget.h). `needed`: chunks at its end or, reversed, at its start that alone decide
-// what is after it, or before it. If they are fewer than all, or these alone leave nothing of any state, sets
-// `from_zeros`.
-DEVICE bool forget(const dwk_prefill_backward_args &x, const Piece &piece, int head, bool reverse, int &needed,
-                   bool &from_zeros) {
+// Whether the last chunks of a piece forget what was before them or, reversed, the first ones what is after them
+// (../forget.h). Then M is 0. `needed`: the number of these chunks, or of all.
+DEVICE bool forget(const dwk_prefill_backward_args &x, const Piece &piece, int head, bool reverse, int &needed) {
     const float *const bounds = retained_by(x.prepare, piece.first_record() + piece.first_chunk, head);
     float before = 0.0f;
     needed = piece.chunks;
-    from_zeros = false;
 #pragma unroll 1
     for (int done = 0; done < piece.chunks; done += arch::lanes) {
         const int own = done + arch::lane();
         const float bound = own < piece.chunks ? bounds[reverse ? own : piece.chunks - 1 - own] : 0.0f;
         const float sum = before + arch::inclusive_sum(bound);
-        const u64 lanes_that_forget = arch::ballot(sum < nothing_of_any);
+        const u64 lanes_that_forget = arch::ballot(sum < forgotten_below);
         if (lanes_that_forget) {
             needed = min_of(done + __builtin_ctzll(lanes_that_forget) + 1, piece.chunks);
-            from_zeros = true;
             return true;
         }
         before = bits<float>(arch::read_lane(bits<int>(sum), arch::lanes - 1));
     }
-    return before < nothing_of_one;
+    return false;
 }
 
 } // namespace backward
