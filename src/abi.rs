@@ -235,6 +235,8 @@ pub struct dwk_prefill_machine {
     pub combine_workgroups: i32,
     pub combine: i32,
     pub launch: i32,
+    pub combine_launch: i32,
+    pub shared_start: i32,
     pub summarised: i32,
     pub worthwhile: i32,
     pub fewer: i32,
@@ -244,7 +246,7 @@ pub struct dwk_prefill_machine {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_machine"][::core::mem::size_of::<dwk_prefill_machine>() - 72usize];
+    ["Size of dwk_prefill_machine"][::core::mem::size_of::<dwk_prefill_machine>() - 80usize];
     ["Alignment of dwk_prefill_machine"][::core::mem::align_of::<dwk_prefill_machine>() - 4usize];
     ["Offset of field: dwk_prefill_machine::scan"]
         [::core::mem::offset_of!(dwk_prefill_machine, scan) - 0usize];
@@ -258,18 +260,22 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_machine, combine) - 40usize];
     ["Offset of field: dwk_prefill_machine::launch"]
         [::core::mem::offset_of!(dwk_prefill_machine, launch) - 44usize];
+    ["Offset of field: dwk_prefill_machine::combine_launch"]
+        [::core::mem::offset_of!(dwk_prefill_machine, combine_launch) - 48usize];
+    ["Offset of field: dwk_prefill_machine::shared_start"]
+        [::core::mem::offset_of!(dwk_prefill_machine, shared_start) - 52usize];
     ["Offset of field: dwk_prefill_machine::summarised"]
-        [::core::mem::offset_of!(dwk_prefill_machine, summarised) - 48usize];
+        [::core::mem::offset_of!(dwk_prefill_machine, summarised) - 56usize];
     ["Offset of field: dwk_prefill_machine::worthwhile"]
-        [::core::mem::offset_of!(dwk_prefill_machine, worthwhile) - 52usize];
+        [::core::mem::offset_of!(dwk_prefill_machine, worthwhile) - 60usize];
     ["Offset of field: dwk_prefill_machine::fewer"]
-        [::core::mem::offset_of!(dwk_prefill_machine, fewer) - 56usize];
+        [::core::mem::offset_of!(dwk_prefill_machine, fewer) - 64usize];
     ["Offset of field: dwk_prefill_machine::filling"]
-        [::core::mem::offset_of!(dwk_prefill_machine, filling) - 60usize];
+        [::core::mem::offset_of!(dwk_prefill_machine, filling) - 68usize];
     ["Offset of field: dwk_prefill_machine::most_summaries"]
-        [::core::mem::offset_of!(dwk_prefill_machine, most_summaries) - 64usize];
+        [::core::mem::offset_of!(dwk_prefill_machine, most_summaries) - 72usize];
     ["Offset of field: dwk_prefill_machine::halves"]
-        [::core::mem::offset_of!(dwk_prefill_machine, halves) - 68usize];
+        [::core::mem::offset_of!(dwk_prefill_machine, halves) - 76usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -340,7 +346,7 @@ pub struct dwk_prefill_lengths_args {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_lengths_args"]
-        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 232usize];
+        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 240usize];
     ["Alignment of dwk_prefill_lengths_args"]
         [::core::mem::align_of::<dwk_prefill_lengths_args>() - 8usize];
     ["Offset of field: dwk_prefill_lengths_args::cu_seqlens"]
@@ -1432,7 +1438,7 @@ pub struct dwk_conv_lengths_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_conv_lengths_args"][::core::mem::size_of::<dwk_conv_lengths_args>() - 792usize];
+    ["Size of dwk_conv_lengths_args"][::core::mem::size_of::<dwk_conv_lengths_args>() - 800usize];
     ["Alignment of dwk_conv_lengths_args"]
         [::core::mem::align_of::<dwk_conv_lengths_args>() - 8usize];
     ["Offset of field: dwk_conv_lengths_args::conv"]

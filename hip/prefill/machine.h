@@ -64,13 +64,17 @@ DEVICE int64_t time_of(const dwk_prefill_machine &x, const Batch &batch, int seg
     const int64_t mean = (u32)ceil_of((int)((u32)batch.total * chunk), max_of(segments, 1)); // in tokens
     int64_t time =
         max_of<int64_t>(longest * segment / eighths, rounds_time(x.scan, segments, x.compute_units) * mean / chunk);
+    const int workgroups = segments * x.scan.workgroups;
+    if (workgroups > x.compute_units) {
+        time += (int64_t)ceil_of(workgroups, x.compute_units * x.scan.residency) * x.shared_start;
+    }
     if (summaries > 0) {
         const int64_t walked = rounds_time(x.summarise, summaries, x.compute_units) * segment;
         time += x.launch + x.summarised * walked / one;
     }
     if (chained > 0) {
         const int steps = followed_of(batch.longest, segment) - 1;
-        time += x.launch + (int64_t)steps * ceil_of(chained * x.combine_workgroups, x.compute_units) * x.combine;
+        time += x.combine_launch + (int64_t)steps * ceil_of(chained * x.combine_workgroups, x.compute_units) * x.combine;
     }
     return time;
 }

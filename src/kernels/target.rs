@@ -61,6 +61,10 @@ pub(crate) struct Costs {
     pub(crate) combine: f64,
     /// Launch of one more kernel.
     pub(crate) launch: f64,
+    /// Launch of `prefill_combine`. Where kernels overlap, it costs nothing if gates forget.
+    pub(crate) combine_launch: f64,
+    /// Start of each round of workgroups of `prefill_scan`, if they share compute units.
+    pub(crate) shared_start: f64,
     /// Segment only below this fraction of the unsegmented time, because segments double the work and take memory.
     pub(crate) worthwhile: f64,
     /// Share of the chunks of summarised segments that `prefill_summarise` is expected to walk: gates that forget leave few.
@@ -177,6 +181,8 @@ static CDNA: Target = {
         },
         combine: 1.7,
         launch: 9.0,
+        combine_launch: 9.0,
+        shared_start: 0.0,
         worthwhile: 0.9,
         summarised: 0.5,
         early_starts: false,
@@ -216,6 +222,8 @@ static CDNA: Target = {
             },
             combine: 1.9,
             launch: 6.2,
+            combine_launch: 6.2,
+            shared_start: 0.0,
             worthwhile: 0.85,
             summarised: 0.25,
             early_starts: true,
@@ -232,7 +240,7 @@ static CDNA: Target = {
             summary_chunk: 4.4,
             start: 40,
             start_by_gates: 67,
-            warm_up: 64,
+            warm_up: 32,
             summaries: 40,
             worthwhile: 15,
             least_chunks: 8,
@@ -288,6 +296,8 @@ static SM90: Target = {
         },
         combine: 1.5,
         launch: 6.5,
+        combine_launch: 6.5,
+        shared_start: 0.0,
         worthwhile: 0.9,
         summarised: 0.5,
         early_starts: false,
@@ -346,12 +356,15 @@ static SM90: Target = {
                 chunk_shared: 1.25,
                 residency: 2,
             },
-            combine: 1.5,
+            // A step takes 1.5 us; a share of them as of the summarised chunks.
+            combine: 0.225,
             launch: 6.5,
+            combine_launch: 0.0,
+            shared_start: 2.5,
             // Cuts (16,32) x 32768 into four, and leaves one sequence of 48 heads or more whole at any length: three
             // rounds of workgroups, where gates that never forget would pay for segments.
-            worthwhile: 0.86,
-            summarised: 0.225,
+            worthwhile: 0.82,
+            summarised: 0.15,
             early_starts: false,
             fewer: 1.0,
             fills: false,
@@ -391,7 +404,7 @@ static SM90: Target = {
             start: 33,
             // Not read: gates choose on gfx942 alone.
             start_by_gates: 67,
-            warm_up: 48,
+            warm_up: 32,
             summaries: 43,
             worthwhile: 15,
             least_chunks: 8,

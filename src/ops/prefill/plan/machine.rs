@@ -45,6 +45,10 @@ pub(crate) struct Machine {
     pub(crate) combine: i32,
     /// Time of the launch of one more kernel.
     pub(crate) launch: i32,
+    /// Time of the launch of `prefill_combine`.
+    pub(crate) combine_launch: i32,
+    /// Time of the start of each round of workgroups of `prefill_scan`, if they share compute units.
+    pub(crate) shared_start: i32,
     /// Share of the chunks that `prefill_summarise` is expected to walk, in parts of [`ONE`].
     pub(crate) summarised: i32,
     /// Sequences are cut at most at this share of the time of whole ones, in parts of [`ONE`].
@@ -191,6 +195,8 @@ impl Machine {
             combine_workgroups: combine as i32,
             combine: ns(costs.combine),
             launch: ns(costs.launch),
+            combine_launch: ns(costs.combine_launch),
+            shared_start: ns(costs.shared_start),
             summarised: parts(costs.summarised),
             worthwhile: parts(costs.worthwhile),
             fewer: parts(costs.fewer),
@@ -242,6 +248,8 @@ impl Machine {
             combine_workgroups: self.combine_workgroups,
             combine: self.combine,
             launch: self.launch,
+            combine_launch: self.combine_launch,
+            shared_start: self.shared_start,
             summarised: self.summarised,
             worthwhile: self.worthwhile,
             fewer: self.fewer,
@@ -321,8 +329,14 @@ impl Machine {
 
     /// Modelled scan time of so many segments. `walked_chunks`: total chunks.
     pub(super) fn scan(&self, segments: usize, lengths: &Profile, walked_chunks: usize) -> i64 {
-        self.scan
-            .walk(self.units(), segments, lengths, walked_chunks)
+        let workgroups = segments as i64 * i64::from(self.scan.workgroups);
+        let at_once = self.units() * i64::from(self.scan.residency);
+        let starts = match workgroups > self.units() {
+            true => (workgroups + at_once - 1) / at_once,
+            false => 0,
+        };
+        (self.scan).walk(self.units(), segments, lengths, walked_chunks)
+            + starts * i64::from(self.shared_start)
     }
 
     /// Number of segments of the longest of so many sequences with which all workgroups of scan run at once and leave no
@@ -368,16 +382,16 @@ impl Machine {
         let lengths = Profile::of(whole.chain(lasts).chain([(segment, summaries)]), segment);
         let segments = long.len() + short.iter().sum::<usize>() + summaries;
         let mut ns = self.scan(segments, &lengths, walked_chunks);
-        let launch = i64::from(self.launch);
         if summaries > 0 {
             // All are equally long.
             let walked = self.summarise.rounds(summaries, self.units()) * segment as i64;
-            ns += launch + i64::from(self.summarised) * walked / ONE;
+            ns += i64::from(self.launch) + i64::from(self.summarised) * walked / ONE;
         }
         if chained > 0 {
             let workgroups = chained as i64 * i64::from(self.combine_workgroups);
             let rounds = (workgroups + self.units() - 1) / self.units();
-            ns += launch + steps(cut, segment) as i64 * rounds * i64::from(self.combine);
+            ns += i64::from(self.combine_launch)
+                + steps(cut, segment) as i64 * rounds * i64::from(self.combine);
         }
         Cost { ns, summaries }
     }

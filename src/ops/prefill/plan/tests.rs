@@ -23,6 +23,8 @@ const fn costs(fewer: f64) -> Costs {
         },
         combine: 1.0,
         launch: 5.0,
+        combine_launch: 5.0,
+        shared_start: 0.0,
         worthwhile: 0.85,
         summarised: 1.0,
         early_starts: false,
