@@ -100,8 +100,8 @@ impl Shape {
         cu_seqlens: &[i32],
         split: Counts,
     ) -> Option<Partition> {
-        /// Least time of the split path in microseconds: finding the choice takes 4 of them.
-        const LEAST: f64 = 400.0;
+        /// Least time of the split path in microseconds: finding the choice takes 2 to 6 of them.
+        const LEAST: f64 = 160.0;
         /// Microseconds for a kernel of the split path without work.
         const WITHOUT_WORK: f64 = 7.4;
         if !self.leaves_choice() {
