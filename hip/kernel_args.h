@@ -144,7 +144,7 @@ typedef struct dwk_prefill_machine {
     int32_t combine;            /* of a segment */
     int32_t launch;             /* of one more kernel */
     int32_t combine_launch;     /* of prefill_combine */
-    int32_t shared_start;       /* of each round of prefill_scan, if workgroups share compute units */
+    int32_t shared_start;       /* of prefill_scan, if workgroups share compute units; a further round: eight times */
     int32_t summarised;         /* share of the chunks that prefill_summarise is expected to walk */
     int32_t worthwhile;         /* sequences are cut at most at this share of the time of whole ones */
     int32_t fewer;              /* fewer segments may take this share of the least time */

@@ -25,7 +25,7 @@ TVM_FFI = {"apache-tvm-ffi==0.1.12": (["*"], ["tvm_ffi/3rdparty/libbacktrace/*",
 PIECES = {
     "flashinfer": {
         # The Python files of its Gated DeltaNet kernels.
-        "flashinfer-python==0.7.2.post1": (["flashinfer/gdn_decode.py", "flashinfer/gdn_kernels/*", "*/METADATA"],
+        "flashinfer-python==0.7.4": (["flashinfer/gdn_decode.py", "flashinfer/gdn_kernels/*", "*/METADATA"],
                                            ["flashinfer/gdn_kernels/blackwell/*",
                                             "flashinfer/gdn_kernels/experimental/*"]),
         "nvidia-cutlass-dsl==4.8.1": (["*.pth", "*/METADATA"], []),

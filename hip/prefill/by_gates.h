@@ -11,13 +11,14 @@ namespace prefill {
 // Tokens of a sample.
 constexpr int sampled_tokens = 16;
 
-// Whether, for each value head, the sampled gates are so strong on average that y.by_gates.soon chunks of them forget,
-// and in each sample that twice as many do. A guess of the time alone: the results do not need it. All threads take part. `sums`: shared memory of 64 numbers for each wave.
+// Whether, for each value head, the sampled gates are so strong on average that y.by_gates.soon chunks of them leave
+// nothing that counts (warm_up.h), and in each sample that twice as many do. A guess of the time alone: the results do
+// not need it. All threads take part. `sums`: shared memory of 64 numbers for each wave.
 template <int Waves> DEVICE bool gates_forget(const dwk_prefill_fused_args &y, float *sums) {
     const dwk_prefill_prepare_args &x = y.prepare;
     const int lane = arch::lane(), wave = arch::wave(), samples = y.by_gates.samples_count;
     // log2 of what the tokens of a sample may leave on average.
-    const float mean = forgotten_below * sampled_tokens / (float)(chunk * max_of(y.by_gates.soon, 1));
+    const float mean = forgotten_early(x) * sampled_tokens / (float)(chunk * max_of(y.by_gates.soon, 1));
     bool all = true;
 #pragma unroll 1
     for (int first = 0; all && first < x.value_heads; first += arch::lanes) {

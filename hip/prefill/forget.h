@@ -10,42 +10,46 @@ namespace prefill {
 // Bounds that a lane reads at once.
 constexpr int bounds_of_lane = 4;
 
-// Chunks whose bounds add up to less than this forget what was before them. They leave at most 2^-64 of a state's norm,
-// 2^-40 of what f32 resolves of a state as large. The difference allows for the sum's rounding.
+// A segment forgets what was before some last chunks if the bounds of these, and of every longer run of its last
+// chunks, add up to less than this. Of the state before the segment, and of what each earlier chunk adds, at most 2^-64
+// is then left: 2^-40 of what f32 resolves of a number as large. The difference allows for the sum's rounding.
 constexpr float forgotten_below = -64.5f;
 
-// Whether a segment's last chunks forget what was before them. If so, shortens the segment to them: walked from zeros,
-// they end in its state, and M is 0.
+// Whether a segment's last chunks forget what was before them. If so, shortens the segment to the fewest that do:
+// walked from zeros, they end in its state, and M is 0.
 DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment) {
     const int chunks = (segment.end - segment.begin + chunk - 1) / chunk;
     const float *const bounds = retained_by(x, segment.record, head);
     float later = 0.0f; // sum of the bounds of later chunks
+    int needed = 1;     // one more than the longest run that does not forget
 #pragma unroll 1
-    for (int end = chunks; end > 0; end -= bounds_of_lane * arch::lanes) {
-        const int last = end - 1 - bounds_of_lane * arch::lane();
+    for (int done = 0; done < chunks; done += bounds_of_lane * arch::lanes) {
+        const int first = done + bounds_of_lane * arch::lane(); // counted from the end
         float own[bounds_of_lane];
         for (int i = 0; i < bounds_of_lane; ++i) {
-            own[i] = last >= i ? bounds[last - i] : 0.0f;
+            own[i] = first + i < chunks ? bounds[chunks - 1 - first - i] : 0.0f;
         }
         for (int i = 1; i < bounds_of_lane; ++i) {
             own[i] += own[i - 1];
         }
         const float sum = later + arch::inclusive_sum(own[bounds_of_lane - 1]);
         const float before = sum - own[bounds_of_lane - 1];
-        int first = -1;
-        for (int i = bounds_of_lane - 1; i >= 0; --i) {
-            first = before + own[i] < forgotten_below ? last - i : first;
+        int longest = 0; // of this lane's runs that do not forget; also if they are not numbers
+        for (int i = 0; i < bounds_of_lane; ++i) {
+            longest = first + i < chunks && !(before + own[i] < forgotten_below) ? first + i + 1 : longest;
         }
-        const u64 lanes_that_forget = arch::ballot(first >= 0);
-        if (lanes_that_forget) {
-            const int chosen = arch::read_lane(first, __builtin_ctzll(lanes_that_forget));
-            segment.begin += chosen * chunk;
-            segment.record += chosen;
-            return true;
+        const u64 lanes_that_do_not = arch::ballot(longest > 0);
+        if (lanes_that_do_not) {
+            needed = 1 + arch::read_lane(longest, 63 - __builtin_clzll(lanes_that_do_not));
         }
         later = bits<float>(arch::read_lane(bits<int>(sum), arch::lanes - 1));
     }
-    return false;
+    if (needed > chunks) {
+        return false;
+    }
+    segment.begin += (chunks - needed) * chunk;
+    segment.record += chunks - needed;
+    return true;
 }
 
 // Whether a segment is one of two of its sequence, and there are no summaries: divide() then says who walks what.

@@ -66,7 +66,8 @@ DEVICE int64_t time_of(const dwk_prefill_machine &x, const Batch &batch, int seg
         max_of<int64_t>(longest * segment / eighths, rounds_time(x.scan, segments, x.compute_units) * mean / chunk);
     const int workgroups = segments * x.scan.workgroups;
     if (workgroups > x.compute_units) {
-        time += (int64_t)ceil_of(workgroups, x.compute_units * x.scan.residency) * x.shared_start;
+        const int rounds = ceil_of(workgroups, x.compute_units * x.scan.residency);
+        time += (int64_t)(8 * rounds - 7) * x.shared_start;
     }
     if (summaries > 0) {
         const int64_t walked = rounds_time(x.summarise, summaries, x.compute_units) * segment;
@@ -74,7 +75,8 @@ DEVICE int64_t time_of(const dwk_prefill_machine &x, const Batch &batch, int seg
     }
     if (chained > 0) {
         const int steps = followed_of(batch.longest, segment) - 1;
-        time += x.combine_launch + (int64_t)steps * ceil_of(chained * x.combine_workgroups, x.compute_units) * x.combine;
+        time +=
+            x.combine_launch + (int64_t)steps * ceil_of(chained * x.combine_workgroups, x.compute_units) * x.combine;
     }
     return time;
 }

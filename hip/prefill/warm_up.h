@@ -1,5 +1,9 @@
 // Warm-up: a segment that is not its sequence's first may start its walk some chunks early, from zeros, if these chunks
-// forget what was before them (forget.h). It then needs no summary of the segments before it.
+// forget what was before them. It then needs no summary of the segments before it.
+//
+// Nothing is known of the chunks before these, which may have made a state grow, if keys are long or beta is not from 0
+// to
+// 2. So only where no state can grow 2^-64 of it count as nothing (forget.h); otherwise they must leave nothing in f32.
 #pragma once
 
 #include "../tensor/pieces.h"
@@ -9,6 +13,17 @@
 #include "recurrence.h"
 
 namespace prefill {
+
+// Chunks whose bounds add up to less than this leave nothing of any state in f32. Its elements are below 2^128, so the
+// norm of a column of up to 256 elements is below 2^132. Numbers below 2^-150 are 0.
+constexpr float nothing_of_any = -288.0f;
+
+// log2 of what chunks may leave of the states before them. With keys of length 1, and beta as the kernels compute it,
+// no state can grow.
+DEVICE float forgotten_early(const dwk_prefill_prepare_args &x) {
+    constexpr u32 no_growth = DWK_QK_L2NORM | DWK_RAW_GATES;
+    return (x.flags & no_growth) == no_growth ? forgotten_below : nothing_of_any;
+}
 
 // Finds how many of the chunks that end at token `end`, the begin of a chunk of a sequence, forget. All threads of the
 // workgroup, one for each token, take part and get the same numbers.
@@ -119,6 +134,7 @@ template <class T, int Threads> class Forgetting {
     DEVICE_MEMBER int search(int most, bool with_keys) const {
         SHARED static float sums[2][waves];
         const int at_once = threads / chunk;
+        const float least = forgotten_early(x);
         float sum = 0.0f; // of the bounds of later chunks
         int buffer = 0;
         arch::workgroup_sync();
@@ -138,7 +154,7 @@ template <class T, int Threads> class Forgetting {
                 for (int w = 0; w < waves_of_chunk; ++w) {
                     sum += sums[buffer][i * waves_of_chunk + w];
                 }
-                if (sum < forgotten_below) {
+                if (sum < least) {
                     return arch::uniform_value(first + i + 1);
                 }
             }

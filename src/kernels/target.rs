@@ -63,7 +63,7 @@ pub(crate) struct Costs {
     pub(crate) launch: f64,
     /// Launch of `prefill_combine`. Where kernels overlap, it costs nothing if gates forget.
     pub(crate) combine_launch: f64,
-    /// Start of each round of workgroups of `prefill_scan`, if they share compute units.
+    /// Start of `prefill_scan`, if workgroups share compute units. A further round takes eight times as long.
     pub(crate) shared_start: f64,
     /// Segment only below this fraction of the unsegmented time, because segments double the work and take memory.
     pub(crate) worthwhile: f64,
@@ -240,7 +240,7 @@ static CDNA: Target = {
             summary_chunk: 4.4,
             start: 40,
             start_by_gates: 67,
-            warm_up: 32,
+            warm_up: 64,
             summaries: 40,
             worthwhile: 15,
             least_chunks: 8,
@@ -356,14 +356,14 @@ static SM90: Target = {
                 chunk_shared: 1.25,
                 residency: 2,
             },
-            // A step takes 1.5 us; a share of them as of the summarised chunks.
-            combine: 0.225,
+            // A step takes 1.5 us. Chains end where gates forget, so most are short.
+            combine: 0.45,
             launch: 6.5,
             combine_launch: 0.0,
             shared_start: 2.5,
-            // Cuts (16,32) x 32768 into four, and leaves one sequence of 48 heads or more whole at any length: three
-            // rounds of workgroups, where gates that never forget would pay for segments.
-            worthwhile: 0.82,
+            // Cuts (16,32) x 32768 into four, and leaves one sequence of 48 heads whole at any length: three rounds of
+            // workgroups, where gates with a long memory would pay for segments.
+            worthwhile: 0.8,
             summarised: 0.15,
             early_starts: false,
             fewer: 1.0,
@@ -404,7 +404,7 @@ static SM90: Target = {
             start: 33,
             // Not read: gates choose on gfx942 alone.
             start_by_gates: 67,
-            warm_up: 32,
+            warm_up: 48,
             summaries: 43,
             worthwhile: 15,
             least_chunks: 8,

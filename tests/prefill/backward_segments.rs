@@ -1,9 +1,11 @@
 //! The backward of sequences that are cut into segments, against the f64 oracle.
 
+use std::f32::consts::LN_2;
+
 use deltawave::model::Heads;
 use deltawave::prefill::{Prefill, PrefillBackward, PrefillSpec};
 use deltawave::types::{Dtype, HeadMap, StateLayout};
-use deltawave_lab::inputs::Gates;
+use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 
 use crate::backward::assert_first_alone;
 use crate::common::backward::{ALL, Given, NAMES, check_backward, judge_backward, run_backward};
@@ -61,6 +63,43 @@ fn backward_in_long_segments() {
         case.initial = Some(F32_STATE);
         case.gates = gates;
         check_backward(&context(), &case, 1.1, 0.0);
+    }
+}
+
+/// A segment in which a state grows along long keys and decays, in either order. Both directions have the same product, and
+/// keep what it leaves.
+#[test]
+fn backward_counts_growth() {
+    for growing in [4, 7] {
+        let errors = [3, 1].map(|segments| {
+            let mut case = Case::new(cut(spec(Dtype::Bf16, 1, 1, 64, 32), segments), &[64 * 12]);
+            case.initial = Some(F32_STATE);
+            let mut data = case.data();
+            // In one chunk of the second of three segments the state along the key is doubled by every token.
+            for (t, g) in data.inputs.g.iter_mut().enumerate() {
+                let decays = (4..8).contains(&(t / 64)) && t / 64 != growing;
+                *g = if decays { -66.0 * LN_2 / 192.0 } else { 0.0 };
+            }
+            for (t, beta) in data.inputs.beta.iter_mut().enumerate() {
+                *beta = if t / 64 == growing { 0.75 } else { 0.0 };
+            }
+            let mut keys = vec![0.0; data.inputs.k.values.len()];
+            for row in keys.chunks_exact_mut(64) {
+                row[3] = 2.0;
+            }
+            data.inputs.k = HostTensor::new(Dtype::Bf16, keys);
+            let given = Given::new(&case);
+            let found = run_backward(&context(), &case, &data, &given, ALL);
+            judge_backward(&case, &data, &given, &found)
+        });
+        let [cut, whole] = &errors;
+        for ((name, error, chain), (_, whole, _)) in cut.iter().zip(whole) {
+            let limit = 1.3 * whole.max(*chain);
+            assert!(
+                *error <= limit,
+                "{name}: {error:.2e}, whole {whole:.2e}, FLA's chain {chain:.2e}"
+            );
+        }
     }
 }
 

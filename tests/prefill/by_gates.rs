@@ -146,7 +146,7 @@ fn gates_that_change() {
         );
     }
     // Sampled are the first tokens of the chunk before a segment.
-    for strong in [-0.45, -0.157, -0.094] {
+    for strong in [-2.0, -1.1, -0.67] {
         let mut data = case.data();
         set_gates(
             &mut data,
@@ -160,7 +160,7 @@ fn gates_that_change() {
         assert!(output.o != split.o, "{strong}: the fused path");
         assert_eq!(
             output.o == fused.o,
-            strong == -0.45,
+            strong == -2.0,
             "{strong}: the same starts"
         );
     }
@@ -178,7 +178,7 @@ fn initial_states() {
     set_gates(
         &mut data,
         2,
-        |token, _| if token % 64 < 16 { -0.094 } else { 0.0 },
+        |token, _| if token % 64 < 16 { -0.67 } else { 0.0 },
     );
     let output = run(&context(), &case, &data);
     check_output(&case, &data, &output, 1.15);

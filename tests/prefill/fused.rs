@@ -29,7 +29,7 @@ fn plan(case: &Case) -> Prefill {
     Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens()).expect("a plan")
 }
 
-/// Gates that forget in 1, 2, 7 and 28 chunks, never, and in turn.
+/// Gates of 0, 1, 2, 7 and 28 chunks of memory, for ever, and in turn.
 fn gates(case: &Case) -> Data {
     let mut data = case.data();
     let heads = case.spec.heads.value;
@@ -38,9 +38,9 @@ fn gates(case: &Case) -> Data {
         *g = match head {
             0 => 0.0,
             1 => -1.5,
-            2 => -0.4,
-            3 => -0.1,
-            4 => -0.025,
+            2 => -0.75,
+            3 => -0.2,
+            4 => -0.05,
             _ => [-30.0, 0.0, -0.01, -0.4][token / 192 % 4],
         };
     }
@@ -98,7 +98,7 @@ fn all_buckets() {
 fn growth_hinders_a_warm_up() {
     let case = fused(spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 14], Some(3));
     let mut data = case.data();
-    // Gates alone would forget in two chunks. But each token multiplies the state along the key by -1.64.
+    // Gates alone would forget in seven chunks. But each token multiplies the state along the key by -1.64.
     data.inputs.g.fill(-0.5);
     data.inputs.beta.fill(0.66);
     data.inputs.v.values.fill(0.0);
@@ -120,7 +120,7 @@ fn growth_hinders_a_warm_up() {
             "{a:e}, not {b:e}"
         );
     }
-    // Keys of length 1 do not grow: the same gates forget the first chunks.
+    // Keys of length 1 do not grow: the same gates forget, and the first chunks leave nothing.
     data.inputs.k = short;
     check_output(&case, &data, &run(&context(), &case, &data), 1.15);
 }

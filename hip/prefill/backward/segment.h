@@ -70,24 +70,26 @@ DEVICE StateView matrix_view(const float *matrix, int rows) {
 }
 
 // Whether the last chunks of a piece forget what was before them or, reversed, the first ones what is after them
-// (../forget.h). Then M is 0. `needed`: the number of these chunks, or of all.
+// (../forget.h): if all chunks together do, so for both or for neither. Then M is 0. `needed`: the least number of
+// these chunks, or all.
 DEVICE bool forget(const dwk_prefill_backward_args &x, const Piece &piece, int head, bool reverse, int &needed) {
     const float *const bounds = retained_by(x.prepare, piece.first_record() + piece.first_chunk, head);
-    float before = 0.0f;
-    needed = piece.chunks;
+    float sum = 0.0f;
+    needed = 1;
 #pragma unroll 1
     for (int done = 0; done < piece.chunks; done += arch::lanes) {
         const int own = done + arch::lane();
         const float bound = own < piece.chunks ? bounds[reverse ? own : piece.chunks - 1 - own] : 0.0f;
-        const float sum = before + arch::inclusive_sum(bound);
-        const u64 lanes_that_forget = arch::ballot(sum < forgotten_below);
-        if (lanes_that_forget) {
-            needed = min_of(done + __builtin_ctzll(lanes_that_forget) + 1, piece.chunks);
-            return true;
+        const float run = sum + arch::inclusive_sum(bound);
+        const u64 lanes_that_do_not = arch::ballot(own < piece.chunks && !(run < forgotten_below));
+        if (lanes_that_do_not) {
+            needed = done + 64 - __builtin_clzll(lanes_that_do_not) + 1;
         }
-        before = bits<float>(arch::read_lane(bits<int>(sum), arch::lanes - 1));
+        sum = bits<float>(arch::read_lane(bits<int>(run), arch::lanes - 1));
     }
-    return false;
+    const bool forgets = needed <= piece.chunks;
+    needed = min_of(needed, piece.chunks);
+    return forgets;
 }
 
 } // namespace backward

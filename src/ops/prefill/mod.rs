@@ -702,7 +702,9 @@ impl Prefill {
             counts: own.counts,
             workspace: records.wrapping_byte_add(bytes.next_multiple_of(WORKSPACE_ALIGN)),
         };
-        let by_gates_args = by_gates.lower(&lists, self.shape.target.fused_costs.most_warm_up);
+        // Of gates whose segments begin at most a chunk earlier than the plan counts on.
+        let soon = self.shape.target.fused_costs.warm_up / 16 + 1;
+        let by_gates_args = by_gates.lower(&lists, soon);
         let split = Tables {
             items: by_gates_args.split_items,
             chains: by_gates_args.split_chains,
