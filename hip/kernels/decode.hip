@@ -38,5 +38,7 @@ FULL_KERNELS(f16_s32_vk, arch::F16, true, true)
 FULL_KERNELS(f16_s16_kv, arch::F16, false, false)
 FULL_KERNELS(f16_s16_vk, arch::F16, false, true)
 
-KERNEL(row_threads, row_residency) void dw_decode_norm_bf16(dwk_decode_args x) { recur<arch::Bf16, 128, true, false>(x); }
+KERNEL(row_threads, row_residency) void dw_decode_norm_bf16(dwk_decode_args x) {
+    recur<arch::Bf16, 128, true, false>(x);
+}
 KERNEL(row_threads, row_residency) void dw_decode_norm_f16(dwk_decode_args x) { recur<arch::F16, 128, true, false>(x); }
