@@ -109,8 +109,8 @@ def times():
     left, right, top, step = 240, 712, 106, 27
     bottom = top + step * len(rows)
     p = Picture(860, bottom + 74, "Gated DeltaNet prefill on an NVIDIA H200, measured, beside three other libraries")
-    p.text(24, 34, f"Gated DeltaNet prefill, measured on one {machine['gpu']}", 17, weight=600)
-    p.text(24, 55, "Milliseconds, logarithmic; further left is faster. bf16, K = V = 128, gates of a short memory, one run.", 12.5,
+    p.text(24, 34, f"Gated DeltaNet prefill, measured on {machine['gpu']}s", 17, weight=600)
+    p.text(24, 55, "Milliseconds, logarithmic; further left is faster. bf16, K = V = 128, gates of a short memory; one run a row.", 12.5,
            colour=MUTED)
     x = 30
     for name, label, _ in contestants:
