@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::SystemTime;
 
 use deltawave_sim::code_object::CodeObject;
 use deltawave_sim::{decode, disasm, op::Op};
@@ -228,14 +229,17 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Compiles each source with its flag, as many at once as there are cores, and compares the listings. Returns the counts of
-/// instructions in any order, or `None` without the tools.
-fn compile_and_compare_all(jobs: &[(PathBuf, &str)]) -> Option<Vec<usize>> {
+/// Does each job, as many at once as there are cores. Returns the counts of instructions in any order, or `None` without the
+/// tools.
+fn in_parallel<J: Sync>(
+    jobs: &[J],
+    count: impl Fn(&J) -> Option<usize> + Sync,
+) -> Option<Vec<usize>> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut counts = Vec::new();
-        while let Some((source, flag)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            counts.push(compile_and_compare(source, &[flag])?);
+        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            counts.push(count(job)?);
         }
         Some(counts)
     };
@@ -262,26 +266,66 @@ fn test_kernels_print_as_llvm_prints_them() {
             jobs.push((source.clone(), optimisation));
         }
     }
-    let Some(counts) = compile_and_compare_all(&jobs) else {
+    let compared = in_parallel(&jobs, |(source, flag)| compile_and_compare(source, &[flag]));
+    let Some(counts) = compared else {
         return;
     };
     assert_eq!(counts.len(), jobs.len());
     assert!(counts.iter().all(|&n| n > 50), "{counts:?} instructions");
 }
 
+/// When the newest file of a folder and of those below it was changed.
+fn newest(folder: &Path) -> Option<SystemTime> {
+    let times = std::fs::read_dir(folder).ok()?.filter_map(|entry| {
+        let path = entry.ok()?.path();
+        match path.is_dir() {
+            true => newest(&path),
+            false => path.metadata().ok()?.modified().ok(),
+        }
+    });
+    times.max()
+}
+
+/// The code objects of these sources that the build of this test's workspace made, if they are newer than all sources: to
+/// compile them once more takes a minute.
+fn built(sources: &[PathBuf], hip: &Path) -> Option<Vec<PathBuf>> {
+    let program = std::env::current_exe().ok()?;
+    let build = program.parent()?.parent()?.join("build");
+    let changed = newest(hip)?;
+    let made = |folder: PathBuf| {
+        let objects: Vec<PathBuf> = (sources.iter())
+            .filter_map(|source| {
+                let name = format!("{}.gfx942.co", source.file_stem()?.to_str()?);
+                Some(folder.join("out").join(name))
+            })
+            .collect();
+        let is_newer = |object: &PathBuf| {
+            let made = object.metadata().and_then(|m| m.modified());
+            made.is_ok_and(|made| made > changed)
+        };
+        objects.iter().all(is_newer).then_some(objects)
+    };
+    let mut folders = std::fs::read_dir(build).ok()?;
+    folders.find_map(|entry| made(entry.ok()?.path()))
+}
+
+/// What ships, with -O3. The kernels of these tests are also compiled with -O0 and -O1.
 #[test]
 fn shipped_kernels_print_as_llvm_prints_them() {
     // The kernels are in the repository, not in this package.
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hip/kernels");
-    let mut jobs = Vec::new();
-    for source in files(&folder, "hip") {
-        // What ships. The kernels of these tests are also compiled with -O0 and -O1.
-        jobs.push((source, "-O3"));
-    }
-    let Some(counts) = compile_and_compare_all(&jobs) else {
+    let hip = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hip");
+    let folder = hip.join("kernels");
+    let sources = files(&folder, "hip");
+    let compared = match built(&sources, &hip) {
+        Some(objects) => in_parallel(&objects, |object| {
+            Some(compare_listing(&llvm::tool("llvm-objdump")?, object))
+        }),
+        None => in_parallel(&sources, |source| compile_and_compare(source, &["-O3"])),
+    };
+    let Some(counts) = compared else {
         return;
     };
-    assert_eq!(counts.len(), jobs.len());
+    assert_eq!(counts.len(), sources.len());
     let count: usize = counts.iter().sum();
     println!("{count} instructions of the kernels in hip/");
     assert!(count > 10_000 || !folder.exists(), "{count} instructions");
