@@ -1,9 +1,8 @@
 // Warm-up: a segment that is not its sequence's first may start its walk some chunks early, from zeros, if these chunks
 // forget what was before them. It then needs no summary of the segments before it.
 //
-// Nothing is known of the chunks before these, which may have made a state grow, if keys are long or beta is not from 0
-// to
-// 2. So only where no state can grow 2^-64 of it count as nothing (forget.h); otherwise they must leave nothing in f32.
+// Nothing is known of the chunks before these. A state may have grown in them, if keys are long or beta is not within 0
+// and 2. So only where no state can grow 2^-64 of it count as nothing (forget.h); otherwise nothing may be left in f32.
 #pragma once
 
 #include "../tensor/pieces.h"
