@@ -26,8 +26,7 @@ PIECES = {
     "flashinfer": {
         # The Python files of its Gated DeltaNet kernels.
         "flashinfer-python==0.7.4": (["flashinfer/gdn_decode.py", "flashinfer/gdn_kernels/*", "*/METADATA"],
-                                           ["flashinfer/gdn_kernels/blackwell/*",
-                                            "flashinfer/gdn_kernels/experimental/*"]),
+                                     ["flashinfer/gdn_kernels/blackwell/*", "flashinfer/gdn_kernels/experimental/*"]),
         "nvidia-cutlass-dsl==4.8.1": (["*.pth", "*/METADATA"], []),
         "nvidia-cutlass-dsl-libs-core==4.8.1": (["*"], ["*/RECORD"]),
         "nvidia-cutlass-dsl-libs-base==4.8.1": (["*"], ["*/RECORD", "*/dsl_packages/iket/*"]),

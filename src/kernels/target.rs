@@ -357,7 +357,7 @@ static SM90: Target = {
                 residency: 2,
             },
             // A step takes 1.5 us. Chains end where gates forget, so most are short.
-            combine: 0.45,
+            combine: 0.3,
             launch: 6.5,
             combine_launch: 0.0,
             shared_start: 2.5,

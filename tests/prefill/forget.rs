@@ -166,7 +166,7 @@ fn growth_counts(path: PrefillPath) {
     }
 }
 
-/// What is left of a state is dropped if it is less than 2^-64 of it: the walk begins from zeros, and adds nothing.
+/// A segment that scales the state before it by less than 2^-64 drops that state: its walk begins from zeros, and adds nothing.
 fn less_is_dropped(path: PrefillPath) {
     // The fused path does not know here that states cannot grow, and keeps what f32 can hold.
     let case = cut(path, spec(Dtype::Bf16, 1, 1, 64, 32), &[64 * 12], 3);

@@ -591,6 +591,10 @@ pub(super) mod tests {
             let name = format!("{heads:?} x {tokens}");
             assert_eq!(segments_of_first(&partition), segments, "{name}");
         }
+        // Shorter sequences beside a long one do not change how it is cut.
+        let lengths = [8192, 1024, 1024, 1024, 1024];
+        let plan = on_an_h200([16, 32], &lengths).partition(&cu_seqlens(&lengths));
+        assert_eq!(segments_of_first(&plan.expect("a plan")), 4);
         // A batch that fills the device stays whole.
         let lengths = [4096; 8];
         let plan = on_an_h200([16, 32], &lengths).partition(&cu_seqlens(&lengths));
