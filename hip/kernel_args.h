@@ -28,7 +28,9 @@ enum {
     DWK_SNAPSHOT_VALUE_MAJOR = 64, /* snapshots is [slots, HV, V, K] */
     DWK_FROM_HBM = 128,     /* scan: its tensors and records do not fit in the last cache; changes the time only */
     DWK_STARTS_EARLY = 256, /* scan, summarise: items with DWK_ITEM_HALF have no summaries */
-    DWK_ALIGNED = 512       /* decode: rows of q, k, v, o and states begin at multiples of 16 bytes */
+    DWK_ALIGNED = 512,      /* decode: rows of q, k, v, o and states begin at multiples of 16 bytes */
+    DWK_STARTS_SOON = 1024, /* scan, summarise: a segment starts early where few chunks before it forget (sm_90a) */
+    DWK_KEEPS_STATES = 2048 /* scan, summarise: final states do not overwrite initial ones (sm_90a) */
 };
 
 /* Bits of `flags` of conv. */
@@ -95,8 +97,8 @@ typedef struct dwk_prefill_item {
     int32_t sequence;    /* -1: no item, nor are those that follow; in lists that the device made */
     int32_t first_chunk; /* counted in the sequence; DWK_ITEM_CONTINUES */
     int32_t chunks;      /* DWK_ITEM_FOLLOWED */
-    int32_t summary;     /* index of its summary, if a segment follows it; the segment before it has summary - 1;
-                            DWK_ITEM_HALF */
+    int32_t summary;     /* index of its first summary, if a segment follows it; the last one of the segment before it
+                            is summary - 1; DWK_ITEM_HALF */
 } dwk_prefill_item;
 
 /* Bits of an item. For sequences of which other ranks have parts: in first_chunk, although its first chunk is the
@@ -122,7 +124,7 @@ typedef struct dwk_prefill_plan {
     int32_t warm_up;        /* cost of the chunks that a segment begins early */
     int32_t summaries;      /* cost of prefill_fused_summarise */
     int32_t worthwhile;     /* sequences are cut below so many sixteenths of the time of whole ones */
-    int32_t pad0;
+    int32_t pieces;         /* summaries of an item that another follows */
 } dwk_prefill_plan;
 
 /* Modelled time of a kernel that walks chunks, in nanoseconds. */
@@ -227,8 +229,8 @@ typedef struct dwk_prefill_prepare_args {
 
 /* prefill_scan_{bf16,f16}_k{64,96,128,192,256}: outputs and final states, one workgroup per (item, value head, slab of
  * value columns).
- * prefill_summarise, of the same types and sizes: N and M of items that another item of the sequence follows, one
- * workgroup per (item, value head, slab of the columns of N and M). It does not use q, o and final_state. */
+ * prefill_summarise, of the same types and sizes: N and M of pieces of items that another item of the sequence follows,
+ * one workgroup per (piece, value head, slab of the columns of N and M). It does not use q, o and final_state. */
 typedef struct dwk_prefill_scan_args {
     const void *q;                    /* [T, HK, K] */
     const void *k;                    /* [T, HK, K] */
@@ -277,6 +279,8 @@ typedef struct dwk_prefill_scan_args {
     int32_t snapshot_count; /* slots of snapshots */
     int32_t snapshot_type;  /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t least_tokens;   /* sequences of fewer tokens are prefill_short's */
+    int32_t pieces;         /* of prefill_summarise: pieces of an item, each with a summary */
+    int32_t pad0;
 } dwk_prefill_scan_args;
 
 /* Choice between prefill_fused and the split path by the gates, where sequences are cut. prefill_fused runs first and
@@ -325,7 +329,7 @@ typedef struct dwk_prefill_short_args {
 } dwk_prefill_short_args;
 
 /* prefill_combine_k{64,96,128,192,256}: the state after each segment but the last, in place of N. One workgroup per
- * (sequence of more than two segments, value head, 16 value columns). */
+ * (sequence with several summaries, value head, 16 value columns). */
 typedef struct dwk_prefill_combine_args {
     float *states; /* as prefill_summarise wrote them */
     const int32_t *forgotten;

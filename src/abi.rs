@@ -20,6 +20,8 @@ pub const DWK_SNAPSHOT_VALUE_MAJOR: _bindgen_ty_2 = 64;
 pub const DWK_FROM_HBM: _bindgen_ty_2 = 128;
 pub const DWK_STARTS_EARLY: _bindgen_ty_2 = 256;
 pub const DWK_ALIGNED: _bindgen_ty_2 = 512;
+pub const DWK_STARTS_SOON: _bindgen_ty_2 = 1024;
+pub const DWK_KEEPS_STATES: _bindgen_ty_2 = 2048;
 pub type _bindgen_ty_2 = ::core::ffi::c_uint;
 pub const DWK_CONV_SILU: _bindgen_ty_3 = 1;
 pub const DWK_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;
@@ -161,7 +163,7 @@ pub struct dwk_prefill_plan {
     pub warm_up: i32,
     pub summaries: i32,
     pub worthwhile: i32,
-    pub pad0: i32,
+    pub pieces: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -193,8 +195,8 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_plan, summaries) - 52usize];
     ["Offset of field: dwk_prefill_plan::worthwhile"]
         [::core::mem::offset_of!(dwk_prefill_plan, worthwhile) - 56usize];
-    ["Offset of field: dwk_prefill_plan::pad0"]
-        [::core::mem::offset_of!(dwk_prefill_plan, pad0) - 60usize];
+    ["Offset of field: dwk_prefill_plan::pieces"]
+        [::core::mem::offset_of!(dwk_prefill_plan, pieces) - 60usize];
 };
 impl Default for dwk_prefill_plan {
     fn default() -> Self {
@@ -551,10 +553,12 @@ pub struct dwk_prefill_scan_args {
     pub snapshot_count: i32,
     pub snapshot_type: i32,
     pub least_tokens: i32,
+    pub pieces: i32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_scan_args"][::core::mem::size_of::<dwk_prefill_scan_args>() - 376usize];
+    ["Size of dwk_prefill_scan_args"][::core::mem::size_of::<dwk_prefill_scan_args>() - 384usize];
     ["Alignment of dwk_prefill_scan_args"]
         [::core::mem::align_of::<dwk_prefill_scan_args>() - 8usize];
     ["Offset of field: dwk_prefill_scan_args::q"]
@@ -641,6 +645,10 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_scan_args, snapshot_type) - 368usize];
     ["Offset of field: dwk_prefill_scan_args::least_tokens"]
         [::core::mem::offset_of!(dwk_prefill_scan_args, least_tokens) - 372usize];
+    ["Offset of field: dwk_prefill_scan_args::pieces"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, pieces) - 376usize];
+    ["Offset of field: dwk_prefill_scan_args::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_scan_args, pad0) - 380usize];
 };
 impl Default for dwk_prefill_scan_args {
     fn default() -> Self {
@@ -710,7 +718,7 @@ pub struct dwk_prefill_fused_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 752usize];
+    ["Size of dwk_prefill_fused_args"][::core::mem::size_of::<dwk_prefill_fused_args>() - 760usize];
     ["Alignment of dwk_prefill_fused_args"]
         [::core::mem::align_of::<dwk_prefill_fused_args>() - 8usize];
     ["Offset of field: dwk_prefill_fused_args::prepare"]
@@ -718,17 +726,17 @@ const _: () = {
     ["Offset of field: dwk_prefill_fused_args::scan"]
         [::core::mem::offset_of!(dwk_prefill_fused_args, scan) - 296usize];
     ["Offset of field: dwk_prefill_fused_args::split_items"]
-        [::core::mem::offset_of!(dwk_prefill_fused_args, split_items) - 672usize];
+        [::core::mem::offset_of!(dwk_prefill_fused_args, split_items) - 680usize];
     ["Offset of field: dwk_prefill_fused_args::preparing_groups"]
-        [::core::mem::offset_of!(dwk_prefill_fused_args, preparing_groups) - 680usize];
+        [::core::mem::offset_of!(dwk_prefill_fused_args, preparing_groups) - 688usize];
     ["Offset of field: dwk_prefill_fused_args::warm_up"]
-        [::core::mem::offset_of!(dwk_prefill_fused_args, warm_up) - 684usize];
+        [::core::mem::offset_of!(dwk_prefill_fused_args, warm_up) - 692usize];
     ["Offset of field: dwk_prefill_fused_args::by_gates"]
-        [::core::mem::offset_of!(dwk_prefill_fused_args, by_gates) - 688usize];
+        [::core::mem::offset_of!(dwk_prefill_fused_args, by_gates) - 696usize];
     ["Offset of field: dwk_prefill_fused_args::walkers"]
-        [::core::mem::offset_of!(dwk_prefill_fused_args, walkers) - 744usize];
+        [::core::mem::offset_of!(dwk_prefill_fused_args, walkers) - 752usize];
     ["Offset of field: dwk_prefill_fused_args::pad0"]
-        [::core::mem::offset_of!(dwk_prefill_fused_args, pad0) - 748usize];
+        [::core::mem::offset_of!(dwk_prefill_fused_args, pad0) - 756usize];
 };
 impl Default for dwk_prefill_fused_args {
     fn default() -> Self {
@@ -750,7 +758,7 @@ pub struct dwk_prefill_short_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_short_args"][::core::mem::size_of::<dwk_prefill_short_args>() - 688usize];
+    ["Size of dwk_prefill_short_args"][::core::mem::size_of::<dwk_prefill_short_args>() - 696usize];
     ["Alignment of dwk_prefill_short_args"]
         [::core::mem::align_of::<dwk_prefill_short_args>() - 8usize];
     ["Offset of field: dwk_prefill_short_args::prepare"]
@@ -758,11 +766,11 @@ const _: () = {
     ["Offset of field: dwk_prefill_short_args::scan"]
         [::core::mem::offset_of!(dwk_prefill_short_args, scan) - 296usize];
     ["Offset of field: dwk_prefill_short_args::items"]
-        [::core::mem::offset_of!(dwk_prefill_short_args, items) - 672usize];
+        [::core::mem::offset_of!(dwk_prefill_short_args, items) - 680usize];
     ["Offset of field: dwk_prefill_short_args::clears"]
-        [::core::mem::offset_of!(dwk_prefill_short_args, clears) - 680usize];
+        [::core::mem::offset_of!(dwk_prefill_short_args, clears) - 688usize];
     ["Offset of field: dwk_prefill_short_args::pad0"]
-        [::core::mem::offset_of!(dwk_prefill_short_args, pad0) - 684usize];
+        [::core::mem::offset_of!(dwk_prefill_short_args, pad0) - 692usize];
 };
 impl Default for dwk_prefill_short_args {
     fn default() -> Self {

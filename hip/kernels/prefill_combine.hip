@@ -1,7 +1,7 @@
 // Second kernel of segmented prefill: the state after each segment but the last,
 //   S_1 = N_0,   S_{i+1} = M_i S_i + N_i       S, N [K, 16 columns], M [K, K]
 // written in place of N_i. After a segment that forgets, N_i already is the state, so a chain ends there. One workgroup
-// per (sequence of more than two segments, value head, 16 value columns); some targets let it take several of these,
+// per (sequence with several summaries, value head, 16 value columns); some targets let it take several of these,
 // where the launch has fewer workgroups. A wave owns some rows of M, and S passes from wave to wave through shared
 // memory. M and S are sums of two bf16 numbers each (prefill/parts.h). Three of the four products of these are
 // computed, which is accurate to 2^-17. A single bf16 would lose the accuracy of a whole chunk.

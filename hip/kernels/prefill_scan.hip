@@ -66,6 +66,9 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x, Ma
         clear_outputs<Keys>(x, segment, work);
         return;
     }
+    if constexpr (starts_soon) {
+        begin_earlier(x, segment, work.head);
+    }
     if constexpr (early_starts) {
         if (is_half(x, segment) && !divide(x, segment, work.head)) {
             walk_whole(x, segment, work);

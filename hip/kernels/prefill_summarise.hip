@@ -1,6 +1,6 @@
-// First kernel of segmented prefill: the map S -> M S + N of a segment. One workgroup per (segment that another
-// follows, value head, slab of columns of N or M) walks the chunks as prefill_scan does, without outputs
-// (prefill/recurrence.h):
+// First kernel of segmented prefill: the map S -> M S + N of a piece of a segment. One workgroup per (piece of a
+// segment that another follows, value head, slab of columns of N or M) walks the chunks as prefill_scan does, without
+// outputs (prefill/recurrence.h). Below, segments are pieces, of which a segment of prefill_scan has one or more:
 //   N [K, V]   state after the segment, starting from zeros
 //   M [K, K]   state after the segment, starting from the identity with v = 0
 // The first segment of a sequence starts from the initial state and needs no M; it stores the initial state in M's
@@ -41,8 +41,10 @@ DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &seg
     }
     if (segment.first) {
         first_state<Keys>(state, x, segment.sequence, work.head, column);
-        float *summary = summary_of(x, min_of(segment.summary, x.summaries - 1), work.head);
-        store_matrix<Keys>(state, second_part(summary, x), column, columns, x.key_dim);
+        if (stores_initial_state(x, segment)) {
+            float *summary = summary_of(x, min_of(segment.summary, x.summaries - 1), work.head);
+            store_matrix<Keys>(state, second_part(summary, x), column, columns, x.key_dim);
+        }
     }
     if (segment.from_zeros) {
         clear_state<Keys>(state);
@@ -63,12 +65,13 @@ DEVICE void summarise_columns(const dwk_prefill_scan_args &x, const Segment &seg
 }
 
 template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &x, Maps maps) {
-    // Slabs of N come first, then slabs of M.
+    // Slabs of N come first, then slabs of M. Columns beyond V count as zeros.
     const int of_slab = slab_columns<Keys, false>();
     const int n_slabs = arch::uniform_value((x.value_dim + of_slab - 1) / of_slab);
     const auto locate = [&](int unit, Work &work, Segment &segment) __attribute__((always_inline)) {
         work = work_of(x, unit);
-        segment = segment_of(x, work.item);
+        int later; // chunks
+        segment = piece_of(x, work.item, later);
         // Segments that another follows come first. In lists that the device made they are fewer than the launch has
         // units for.
         if (!segment.exists || segment.last) {
@@ -81,27 +84,32 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
         arch::let_next_kernel_begin();
         // Padding has no records and needs no summary. Marking it as forgotten makes combine skip it.
         const bool padding = is_padding(x, segment.sequence);
-        segment.from_zeros = !padding && forget(x, work.head, segment);
+        segment.from_zeros = !padding && forget(x, work.head, segment, later);
         const bool forgotten = padding || segment.from_zeros;
         if (work.slab == n_slabs && arch::thread() == 0) {
             *forgotten_by(x, min_of(segment.summary, x.summaries - 1), work.head) = forgotten;
         }
-        return padding || (work.slab >= n_slabs && forgotten) ? Found::nothing : Found::chunks;
+        if (padding || (work.slab >= n_slabs && forgotten)) {
+            return Found::nothing;
+        }
+        const int item = arch::uniform_value(work.item / x.pieces);
+        return forgotten && is_unread(x, item, segment, later, work.head) ? Found::nothing : Found::chunks;
     };
-    // Columns beyond V count as zeros.
     if constexpr (walks_units(Keys)) {
         // Segments that are summarised come first in the list, which is older than prefill_prepare.
-        const Segment segment = segment_of(x, work_of(x, arch::workgroup()).item);
+        const Segment segment = segment_of(x, arch::uniform_value(work_of(x, arch::workgroup()).item / x.pieces));
         if (!segment.exists || segment.last) {
             arch::end_without_work();
             return;
         }
         const int units = x.items_count * x.value_heads * x.slabs;
-        walk_units<T, Keys, false>(
-            x, maps, units, locate,
-            [&](const Segment &segment, const Work &work, auto &unit)
-                __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs, unit); });
-        return;
+        if (are_fewer_workgroups_than(units)) {
+            walk_units<T, Keys, false>(
+                x, maps, units, locate,
+                [&](const Segment &segment, const Work &work, auto &unit)
+                    __attribute__((always_inline)) { summarise_columns<T, Keys>(x, segment, work, n_slabs, unit); });
+            return;
+        }
     }
     Work work;
     Segment segment;

@@ -75,7 +75,7 @@ DEVICE int next_stop(const dwk_prefill_scan_args &x, int left, const Units &...u
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
     const int ahead = done + arch::lane();
     bool wanted = false;
-    if ((!(Fused || early_starts) || ahead >= 0) && ahead * chunk < tokens) {
+    if ((!(Fused || early_starts || starts_soon) || ahead >= 0) && ahead * chunk < tokens) {
         wanted = (u32)x.snapshot_slots[segment.record + ahead] < (u32)x.snapshot_count;
     }
     const u64 found = arch::ballot(wanted);
@@ -133,9 +133,9 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     if constexpr (sizeof...(units) > 0) {
         has_started = (start_unit<Keys>(state, x, units), ...);
     }
-    if ((Fused || early_starts) && segment.from_zeros) {
+    if ((Fused || early_starts || starts_soon) && segment.from_zeros) {
         // Earlier tokens are forgotten.
-    } else if (segment.summarised) {
+    } else if (Fused ? segment.summarised : starts_from_summary(x, segment)) {
         load_matrix<Keys>(state, state_before(x, segment, work.head), column, x.value_dim, x.key_dim);
     } else if (!has_started) {
         first_state<Keys>(state, x, segment.sequence, work.head, column);

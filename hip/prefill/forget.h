@@ -15,11 +15,8 @@ constexpr int bounds_of_lane = 4;
 // is then left: 2^-40 of what f32 resolves of a number as large. The difference allows for the sum's rounding.
 constexpr float forgotten_below = -64.5f;
 
-// Whether a segment's last chunks forget what was before them. If so, shortens the segment to the fewest that do:
-// walked from zeros, they end in its state, and M is 0.
-DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment) {
-    const int chunks = (segment.end - segment.begin + chunk - 1) / chunk;
-    const float *const bounds = retained_by(x, segment.record, head);
+// The fewest last chunks of `chunks` that forget what was before them; chunks + 1: none does. `bounds`: of the chunks.
+DEVICE int needed_chunks(const float *bounds, int chunks) {
     float later = 0.0f; // sum of the bounds of later chunks
     int needed = 1;     // one more than the longest run that does not forget
 #pragma unroll 1
@@ -44,12 +41,65 @@ DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment) {
         }
         later = bits<float>(arch::read_lane(bits<int>(sum), arch::lanes - 1));
     }
+    return needed;
+}
+
+// Whether a segment's last chunks forget what was before them. If so, shortens the segment to the fewest that do:
+// walked from zeros, they end in its state, and M is 0. A piece of a segment, with so many chunks after it, is
+// shortened to its part of these: to nothing if later pieces forget, or to a chunk if it stores the initial state.
+DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment, int later_chunks = 0) {
+    const int own_chunks = (segment.end - segment.begin + chunk - 1) / chunk, chunks = own_chunks + later_chunks;
+    const int needed = needed_chunks(retained_by(x, segment.record, head), chunks);
     if (needed > chunks) {
         return false;
     }
-    segment.begin += (chunks - needed) * chunk;
-    segment.record += chunks - needed;
+    const int left_out = min_of(chunks - needed, own_chunks - (stores_initial_state(x, segment) ? 1 : 0));
+    segment.begin = min_of(segment.begin + left_out * chunk, segment.end);
+    segment.record += left_out;
     return true;
+}
+
+// Most last chunks that a segment may need to forget what was before them, for the segment after it to start before
+// these, from zeros. It then walks them once more, without outputs. A summary takes longer.
+constexpr int soon_chunks = 4;
+
+DEVICE int chunks_of(const Segment &segment) { return (segment.end - segment.begin + chunk - 1) / chunk; }
+
+// Lets a segment start early, from zeros, if the segment before forgets soon. Waits for the bounds.
+DEVICE void begin_earlier(const dwk_prefill_scan_args &x, Segment &segment, int head) {
+    if (!starts_soon || !(x.flags & DWK_STARTS_SOON) || !segment.summarised || segment.first) {
+        return;
+    }
+    arch::wait_for_previous_kernel();
+    const Segment before = segment_of(x, max_of(segment.summary / x.pieces - 1, 0));
+    const int chunks = chunks_of(before), needed = needed_chunks(retained_by(x, before.record, head), chunks);
+    if (needed <= min_of(soon_chunks, chunks)) {
+        segment.quiet = needed * chunk;
+        segment.begin -= segment.quiet;
+        segment.record -= needed;
+        segment.from_zeros = true;
+    }
+}
+
+// Whether nothing needs N of a piece that forgets, with so many chunks of its segment after it: later pieces forget it;
+// or the next segment starts early, and forgets itself, so that prefill_combine does not chain N either. `item`: of its
+// segment.
+DEVICE bool is_unread(const dwk_prefill_scan_args &x, int item, const Segment &piece, int later_chunks, int head) {
+    if (stores_initial_state(x, piece)) {
+        return false;
+    }
+    if (piece.begin == piece.end) {
+        return true;
+    }
+    if (!starts_soon || !(x.flags & DWK_STARTS_SOON) || later_chunks > 0 || chunks_of(piece) > soon_chunks) {
+        return false;
+    }
+    const Segment next = segment_of(x, min_of(item + 1, x.items_count / x.pieces - 1));
+    if (item + 1 >= x.items_count / x.pieces || !next.exists || next.last || next.sequence != piece.sequence) {
+        return true; // the next is the last of the sequence
+    }
+    const int chunks = chunks_of(next);
+    return needed_chunks(retained_by(x, next.record, head), chunks) <= chunks;
 }
 
 // Whether a segment is one of two of its sequence, and there are no summaries: divide() then says who walks what.

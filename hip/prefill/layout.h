@@ -12,6 +12,7 @@
 //   walking_threads<Keys, Outputs>()              threads of a workgroup, as launched
 //   walk_residency<Keys, Outputs>()               residency for KERNEL
 //   walks_units(keys)                             whether workgroups of scan and summarise may take several units
+//   early_starts, starts_soon                     how segments of scan may start without a summary (forget.h)
 //   SCAN_SHARED_BYTES(keys) SUMMARISE_SHARED_BYTES(keys)
 //                                                 declare the dynamic shared memory of a kernel; empty if it is static
 #pragma once

@@ -233,22 +233,22 @@ template <int Waves> DEVICE void make_lists(const dwk_prefill_plan &x, const Bat
             const int n = batch.chunks(block), each = division.each(n);
             const int followed = followed_of(n, each);
             const int end = summary + (int)arch::inclusive_sum((float)followed), first = end - followed;
-            const u64 cut = arch::ballot(followed > 1);
+            const u64 cut = arch::ballot(followed * x.pieces > 1);
             if (block % parts == part) {
                 for (int i = 0; i < followed; ++i) {
-                    put(first + i, sequence, i * each, each, first + i | half);
+                    put(first + i, sequence, i * each, each, (first + i) * x.pieces | half);
                 }
                 const int chain = chains + __builtin_popcountll(cut & lower);
-                if (followed > 1 && chain < x.chains_count) {
-                    x.chains[2 * chain] = first;
-                    x.chains[2 * chain + 1] = followed;
+                if (followed * x.pieces > 1 && chain < x.chains_count) {
+                    x.chains[2 * chain] = first * x.pieces;
+                    x.chains[2 * chain + 1] = followed * x.pieces;
                 }
             }
             const int rest = n - followed * each;
             const bool own = inside && is_of_part(part, rest);
             const u64 owned = arch::ballot(own);
             if (own) {
-                put(at + __builtin_popcountll(owned & lower), sequence, followed * each, rest, end | half);
+                put(at + __builtin_popcountll(owned & lower), sequence, followed * each, rest, end * x.pieces | half);
             }
             at += __builtin_popcountll(owned);
             chains += __builtin_popcountll(cut);
@@ -304,8 +304,8 @@ DEVICE void list_small(const dwk_prefill_plan &x, const Batch &batch, const Divi
     const int each = division.each(n), followed = followed_of(n, each), rest = n - followed * each;
     const int end = (int)arch::inclusive_sum((float)followed), first = end - followed;
     const int summaries = arch::read_lane(end, arch::lanes - 1);
-    const u64 lower = ((u64)1 << lane) - 1, cut = arch::ballot(followed > 1);
-    const int half = division.halves && cut == 0 ? DWK_ITEM_HALF : 0;
+    const u64 lower = ((u64)1 << lane) - 1, cut = arch::ballot(followed * x.pieces > 1);
+    const int half = division.halves && !arch::ballot(followed > 1) ? DWK_ITEM_HALF : 0;
     const auto put = [&](int at, const dwk_prefill_item &item) __attribute__((always_inline)) {
         if (at < division.items_count) {
             division.items[at] = item;
@@ -313,12 +313,12 @@ DEVICE void list_small(const dwk_prefill_plan &x, const Batch &batch, const Divi
     };
 #pragma unroll 1
     for (int i = 0; i < followed; ++i) {
-        put(first + i, dwk_prefill_item{lane, i * each, each, first + i | half});
+        put(first + i, dwk_prefill_item{lane, i * each, each, (first + i) * x.pieces | half});
     }
     const int chain = __builtin_popcountll(cut & lower), chains = __builtin_popcountll(cut);
-    if (followed > 1 && chain < x.chains_count) {
-        x.chains[2 * chain] = first;
-        x.chains[2 * chain + 1] = followed;
+    if (followed * x.pieces > 1 && chain < x.chains_count) {
+        x.chains[2 * chain] = first * x.pieces;
+        x.chains[2 * chain + 1] = followed * x.pieces;
     }
     // The longest sixteenth of the others first.
     const u32 given = (u32)rest * parts, sixteenth = division.longest + 1;
@@ -333,7 +333,7 @@ DEVICE void list_small(const dwk_prefill_plan &x, const Batch &batch, const Divi
         at += __builtin_popcountll(owned);
     }
     if (inside) {
-        put(place, dwk_prefill_item{lane, followed * each, rest, end | half});
+        put(place, dwk_prefill_item{lane, followed * each, rest, end * x.pieces | half});
     }
 #pragma unroll 1
     for (int i = at + lane; i < division.items_count; i += arch::lanes) {

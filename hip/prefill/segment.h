@@ -56,6 +56,26 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
                    exists};
 }
 
+// Piece `index` of the list of segments that prefill_summarise cuts into x.pieces each: a segment in its own right.
+// `later`: chunks of its segment that come after it.
+DEVICE Segment piece_of(const dwk_prefill_scan_args &x, int index, int &later) {
+    if (x.pieces == 1) {
+        later = 0;
+        return segment_of(x, index);
+    }
+    const int item = arch::uniform_value(index / x.pieces), piece = index - item * x.pieces;
+    Segment out = segment_of(x, item);
+    const int chunks = (out.end - out.begin + chunk - 1) / chunk, each = (chunks + x.pieces - 1) / x.pieces;
+    const int first = min_of(piece * each, chunks), count = min_of(each, chunks - first);
+    later = chunks - first - count;
+    out.end = later > 0 ? out.begin + (first + count) * chunk : out.end;
+    out.begin += first * chunk;
+    out.record += first;
+    out.summary = min_of(out.summary + piece, x.summaries);
+    out.first = out.first && piece == 0;
+    return out;
+}
+
 // Whether prefill_short computes the sequence of this segment.
 DEVICE bool is_short(const dwk_prefill_scan_args &x, const Segment &segment) {
     return segment.first && segment.last && segment.end - segment.begin < x.least_tokens;
@@ -101,6 +121,16 @@ template <class Arguments> DEVICE float *second_part(float *summary, const Argum
 template <class Arguments> DEVICE auto *forgotten_by(const Arguments &x, int summary, int head) {
     return x.forgotten + (int64_t)summary * x.value_heads + head;
 }
+// Whether a summary also stores the initial state of its sequence, for prefill_scan. Otherwise that reads the caller's.
+DEVICE bool stores_initial_state(const dwk_prefill_scan_args &x, const Segment &segment) {
+    return segment.first && !(x.flags & DWK_KEEPS_STATES);
+}
+
+// Whether the state before a segment is that of a summary.
+DEVICE bool starts_from_summary(const dwk_prefill_scan_args &x, const Segment &segment) {
+    return segment.summarised && (!segment.first || stores_initial_state(x, segment));
+}
+
 // State before a segment of a sequence that is cut.
 DEVICE const float *state_before(const dwk_prefill_scan_args &x, const Segment &segment, int head) {
     return segment.first ? second_part(summary_of(x, min_of(segment.summary, x.summaries - 1), head), x)

@@ -71,6 +71,12 @@ pub(crate) struct Costs {
     pub(crate) summarised: f64,
     /// Whether `prefill_scan` needs no summaries for sequences of two segments that start from zeros.
     pub(crate) early_starts: bool,
+    /// Whether a segment of `prefill_scan` starts early, without a summary, where few chunks before it forget.
+    pub(crate) starts_soon: bool,
+    /// Least chunks of a segment that is summarised in two pieces: so many for each segment of the longest sequence, and so
+    /// many for each round of workgroups of `prefill_summarise`. Pieces take half the time, and `prefill_combine` chains twice
+    /// as many. None: a segment has one summary.
+    pub(crate) two_pieces: Option<[f64; 2]>,
     /// Prefer fewer segments up to this multiple of the least time, because they are less work.
     pub(crate) fewer: f64,
     /// Also try the number of segments with which the workgroups of `prefill_scan` fill the device.
@@ -186,6 +192,8 @@ static CDNA: Target = {
         worthwhile: 0.9,
         summarised: 0.5,
         early_starts: false,
+        starts_soon: false,
+        two_pieces: None,
         fewer: 1.03,
         fills: false,
     };
@@ -227,6 +235,8 @@ static CDNA: Target = {
             worthwhile: 0.85,
             summarised: 0.25,
             early_starts: true,
+            starts_soon: false,
+            two_pieces: None,
             fewer: 1.03,
             fills: true,
         },
@@ -301,6 +311,8 @@ static SM90: Target = {
         worthwhile: 0.9,
         summarised: 0.5,
         early_starts: false,
+        starts_soon: false,
+        two_pieces: None,
         fewer: 1.03,
         fills: false,
     };
@@ -366,8 +378,11 @@ static SM90: Target = {
             worthwhile: 0.8,
             summarised: 0.15,
             early_starts: false,
+            starts_soon: true,
+            // Fitted to 13 shapes on an H200: two pieces are faster on average over the gates wherever this chooses them.
+            two_pieces: Some([4.5, 8.5]),
             fewer: 1.0,
-            fills: false,
+            fills: true,
         },
         backward_walk: [BACKWARD_WALK, walk(384, 212_016), BACKWARD_WALK],
         backward_gradients: [GRADIENTS, PERSISTENT_GRADIENTS, GRADIENTS],

@@ -67,6 +67,9 @@ fn the_device_cuts_as_the_host() {
     for (i, (k, v, lengths, segments, units)) in [
         (128, 16, &[64 * 40 + 3][..], None, 40),
         (64, 32, &[64 * 70, 64 * 3, 0, 64 * 20 + 7], None, 60),
+        // Summaries in two pieces, on targets that have them.
+        (64, 16, &[64 * 100], None, 3),
+        (128, 16, &[64 * 150, 64 * 10 - 3], None, 3),
         (192, 16, &ragged, None, 80),
         (256, 16, &many, None, 30),
         (16, 16, &many, Some(3), 8),

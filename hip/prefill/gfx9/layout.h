@@ -12,6 +12,8 @@ namespace prefill {
 
 // Whether prefill_scan may be launched for sequences that are cut in two without summaries (forget.h).
 constexpr bool early_starts = true;
+// Whether segments of prefill_scan start early where few chunks before them forget (forget.h).
+constexpr bool starts_soon = false;
 
 // Smallest K that uses this key bucket: 16 more than the next smaller bucket.
 DEVICE constexpr int smallest_key_dim(int bucket) {

@@ -51,7 +51,7 @@ template <int Keys, bool Outputs> class Copier {
     // copies do not wait for them.
     DEVICE_MEMBER void run(Place &at) {
         if (Outputs && maps.has_initial_state()) {
-            copy_state(at, segment.summarised ? -1 : first_slot(x, segment.sequence));
+            copy_state(at, starts_from_summary(x, segment) ? -1 : first_slot(x, segment.sequence));
             at.advance();
         }
         copy_all<true>(at, groups_of_units());

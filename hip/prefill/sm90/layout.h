@@ -15,6 +15,12 @@ template <int Keys, bool Outputs> constexpr int walk_threads() {
 template <int Keys, bool Outputs> constexpr int walk_residency() { return 1; }
 // Whether prefill_scan may be launched for sequences that are cut in two without summaries (forget.h).
 constexpr bool early_starts = false;
+// Whether segments of prefill_scan start early where few chunks before them forget (forget.h).
+#ifdef PREFILL_FUSED
+constexpr bool starts_soon = false;
+#else
+constexpr bool starts_soon = true;
+#endif
 // Whether workgroups of prefill_scan and prefill_summarise take several units of work if a launch has fewer workgroups
 // than units. Those of prefill_scan must have two warpgroups that multiply.
 #ifdef PREFILL_FUSED

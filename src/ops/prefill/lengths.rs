@@ -89,6 +89,7 @@ impl DeviceSegments {
             items_count: self.most.items as i32,
             chains_count: self.most.chains as i32,
             segments: self.segments,
+            pieces: self.most.pieces as i32,
             ..match &self.rule {
                 Rule::Balance(balance) => balance.lower(),
                 Rule::Machine { .. } => dwk_prefill_plan::default(),
@@ -265,7 +266,13 @@ mod tests {
         expected: &plan::Partition,
         halves: bool,
     ) {
-        let half = match halves && expected.chains.is_empty() {
+        let longest_chain = expected
+            .chains
+            .iter()
+            .map(|chain| chain[1])
+            .max()
+            .unwrap_or(0);
+        let half = match halves && longest_chain <= expected.pieces as i32 {
             true => DWK_ITEM_HALF as i32,
             false => 0,
         };
@@ -285,7 +292,8 @@ mod tests {
                 [sequence, first, chunks, summary ^ bit]
             })
             .collect();
-        assert_eq!(made[..expected.summaries], items[..expected.summaries]);
+        let followed = expected.summaries / expected.pieces as usize;
+        assert_eq!(made[..followed], items[..followed]);
         made.sort_unstable();
         items.sort_unstable();
         assert_eq!(made, items);
@@ -294,12 +302,13 @@ mod tests {
         assert!(ended.iter().all(|chain| *chain == [0, 0]), "{ended:?}");
     }
 
-    fn most_of(machine: &Machine, sequences: usize) -> Counts {
-        let summaries = machine.most_summaries as usize;
+    fn most_of(machine: &Machine, sequences: usize, pieces: usize) -> Counts {
+        let followed = machine.most_summaries as usize;
         Counts {
-            items: sequences + summaries,
-            summaries,
-            chains: (summaries / 2).min(sequences) as u32,
+            items: sequences + followed,
+            summaries: followed * pieces,
+            pieces: pieces as u32,
+            chains: (followed * pieces / 2).min(sequences) as u32,
             longest_chunks: 0,
             even: false,
             short: 0,
@@ -320,7 +329,7 @@ mod tests {
                 vec(prop_oneof![9 => 0usize..400, 1 => 0usize..60_000], 50..140),
             ],
             (padding, decodes) in (0usize..300, prop_oneof![Just(0usize), 1usize..9]),
-            (halves, chooses) in (any::<bool>(), any::<bool>()),
+            (halves, chooses, pieces) in (any::<bool>(), any::<bool>(), 1usize..3),
         ) {
             let (rows, sequences) = (lengths.iter().sum::<usize>() + padding, lengths.len());
             let workgroups = [2 * heads, 4 * heads, 8 * heads];
@@ -339,7 +348,7 @@ mod tests {
                 tokens: rows + decodes,
                 decodes,
                 segments: Some(DeviceSegments {
-                    most: most_of(&machine, sequences),
+                    most: most_of(&machine, sequences, pieces),
                     segments: 0,
                     rule: Rule::Machine { machine, halves },
                     choice: chooses.then_some(choice),
@@ -353,10 +362,10 @@ mod tests {
             prop_assert_eq!(lists.status, 0);
             let chunks = plan::chunks_of(&cu_seqlens[decodes..]);
             let segments = machine.choose(&chunks);
-            let split = plan::cut(&chunks, Cut::Chunks(plan::segment_chunks(&chunks, segments)));
-            prop_assert!(split.summaries <= machine.most_summaries as usize);
+            let split = plan::cut(&chunks, Cut::Chunks(plan::segment_chunks(&chunks, segments)), pieces);
+            prop_assert!(split.summaries / pieces <= machine.most_summaries as usize);
             if chooses && choice.takes_fused(&chunks) {
-                let whole = plan::cut(&chunks, Cut::Segments(1));
+                let whole = plan::cut(&chunks, Cut::Segments(1), 1);
                 assert_lists(&lists.others, &[], &whole, false);
                 assert_lists(&lists.items, &lists.chains, &plan::Partition::default(), false);
             } else {
@@ -377,6 +386,7 @@ mod tests {
             let most = Counts {
                 items: 3 + 30,
                 summaries: 30,
+                pieces: 1,
                 chains: 3,
                 longest_chunks: 0,
                 even: false,

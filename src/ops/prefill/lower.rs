@@ -451,6 +451,7 @@ impl Shape {
             retained,
             forgotten: records.wrapping_byte_add(parts.forgotten).cast(),
             summaries: counts.summaries as i32,
+            pieces: counts.pieces as i32,
             dies: self.dies as i32,
             ..Default::default()
         };
@@ -494,9 +495,18 @@ impl Shape {
             scan_groups,
         ] = self.grids(counts).map(|groups| groups as u32);
         let walkers = self.fused_walkers(counts, scan_groups);
+        let scan_workgroups = self.scan_workgroups(counts, scan_division.threads, scan_groups);
+        if counts.summaries > 0 && self.starts_soon() {
+            if !Shape::overwrites_v(x) {
+                scan.flags |= abi::DWK_STARTS_SOON;
+            }
+            if Shape::keeps_initial_states(&x.states) {
+                scan.flags |= abi::DWK_KEEPS_STATES;
+            }
+        }
         let [summarise_groups, combine_groups] =
             self.summary_workgroups([summarise_groups, combine_groups]);
-        // Segments that another segment follows come first in the items.
+        // Segments that another segment follows come first in the items. Units of work are their pieces.
         let summarise = dwk_prefill_scan_args {
             items_count: counts.summaries as i32,
             slabs: self.summarise_slabs(counts) as i32,
@@ -527,7 +537,7 @@ impl Shape {
             combine,
             combine_groups,
             scan,
-            scan_groups: self.scan_workgroups(counts, scan_division.threads, scan_groups),
+            scan_groups: scan_workgroups,
             scan_threads: scan_division.threads,
             maps: OnceLock::new(),
             short,
@@ -563,11 +573,18 @@ impl Shape {
         states::check_devices(x, context)
     }
 
+    /// Lets every segment that another follows have a summary, and every segment start from one.
+    pub(super) fn start_from_summaries(lowered: &mut LaunchArguments) {
+        lowered.scan.flags &= !(abi::DWK_STARTS_SOON | abi::DWK_KEEPS_STATES);
+        lowered.summarise.flags = lowered.scan.flags;
+    }
+
     /// Lets summarise make the summaries that a rank sends, in place of those that combine and scan read.
     pub(super) fn send(&self, lowered: &mut LaunchArguments, sent: &SentSummaries) {
         let counts = Counts {
             items: sent.count,
             summaries: sent.count,
+            pieces: 1,
             chains: 0,
             longest_chunks: sent.longest_chunks,
             even: false,
@@ -580,6 +597,7 @@ impl Shape {
             states: sent.states.cast(),
             forgotten: sent.forgotten.cast(),
             summaries: sent.count as i32,
+            pieces: 1,
             ..lowered.scan
         };
         lowered.summarise_groups = self.grids(counts)[1] as u32;

@@ -22,6 +22,8 @@ mod lengths;
 mod lower;
 mod parallel;
 mod parallel_backward;
+#[cfg(all(test, feature = "simulator"))]
+mod pieces;
 mod plan;
 mod ranks;
 mod rounds;

@@ -132,6 +132,7 @@ impl LocalBlocks {
         Counts {
             items: self.walked.len(),
             summaries: self.order.len(),
+            pieces: 1,
             chains: self.chains.len() as u32,
             longest_chunks: self.walked.first().map_or(0, chunks_of) as u32,
             even: false,
@@ -343,7 +344,9 @@ impl ParallelPrefill {
             counts: self.counts,
         };
         let address = workspace.address();
-        Ok(self.shape.lower(tensors, tables, &self.slots, address)?)
+        let mut lowered = self.shape.lower(tensors, tables, &self.slots, address)?;
+        Shape::start_from_summaries(&mut lowered);
+        Ok(lowered)
     }
 
     /// Enqueues the first stage: writes the summaries of this rank's blocks. Tensors and workspace must stay as they are

@@ -18,14 +18,15 @@ pub(crate) use choice::{Choice, WalkTime};
 pub(crate) use machine::{Machine, two_in_one};
 pub(super) use uneven::Uneven;
 
-/// Numbers of segments (`items`), of segments that another follows (`summaries`), of sequences of more than two
-/// segments (`chains`), and of chunks of the longest segment. `even`: whether all segments are known to have equally many
+/// Numbers of segments (`items`), of summaries, of sequences with several summaries (`chains`), and of chunks of the longest
+/// segment. A segment that another follows has `pieces` summaries. `even`: whether all segments are known to have equally many
 /// chunks, and none has a summary. `short`: sequences that `prefill_short` computes, which are no items; if only the
 /// device knows the lengths, all sequences are both, and each kernel picks its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub(super) items: usize,
     pub(super) summaries: usize,
+    pub(super) pieces: u32,
     pub(super) chains: u32,
     pub(super) longest_chunks: u32,
     pub(super) even: bool,
@@ -40,13 +41,15 @@ impl Counts {
 }
 
 /// Division of a batch into segments.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Partition {
     /// Segments: first those that another follows, sequence by sequence, then the others, the longest first.
     pub(super) items: Vec<dwk_prefill_item>,
-    /// Number of segments that are not the last of their sequence. Number i of them has summary i.
+    /// Number of summaries. Number i of the segments that another follows has `pieces` of them, from i * `pieces` on.
     pub(super) summaries: usize,
-    /// First summary and number of summaries, for each sequence of more than two segments.
+    /// Summaries of a segment that another follows.
+    pub(super) pieces: u32,
+    /// First summary and number of summaries, for each sequence with several.
     pub(super) chains: Vec<[i32; 2]>,
     /// Sequences that `prefill_short` computes. They have no items.
     pub(super) short: Vec<i32>,
@@ -62,6 +65,18 @@ pub(super) const SHORT_TOKENS: usize = DWK_SHORT_TOKENS as usize;
 pub(super) const ITEM_WORDS: usize = size_of::<dwk_prefill_item>() / size_of::<i32>();
 pub(super) const CHAIN_WORDS: usize = 2;
 
+impl Default for Partition {
+    fn default() -> Partition {
+        Partition {
+            items: Vec::new(),
+            summaries: 0,
+            pieces: 1,
+            chains: Vec::new(),
+            short: Vec::new(),
+        }
+    }
+}
+
 impl Partition {
     pub(super) fn counts(&self) -> Counts {
         let chunks = || self.items.iter().map(|i| i.chunks as u32);
@@ -69,6 +84,7 @@ impl Partition {
         Counts {
             items: self.items.len(),
             summaries: self.summaries,
+            pieces: self.pieces,
             chains: self.chains.len() as u32,
             longest_chunks: longest_chunks.unwrap_or(0),
             even: self.summaries == 0 && chunks().min() == longest_chunks,
@@ -150,18 +166,19 @@ fn followed(chunks: usize, segment: usize) -> usize {
 }
 
 /// Counts of the result of [`cut`], without allocation.
-pub(super) fn counts(chunks: &[usize], cut: Cut) -> Counts {
+pub(super) fn counts(chunks: &[usize], cut: Cut, pieces: usize) -> Counts {
     let (mut summaries, mut chains, mut longest_chunks) = (0, 0, 0);
     for &n in chunks {
         let segment = cut.segment(n);
         let followed = followed(n, segment);
-        summaries += followed;
-        chains += u32::from(followed > 1);
+        summaries += followed * pieces;
+        chains += u32::from(followed * pieces > 1);
         longest_chunks = longest_chunks.max(n.min(segment));
     }
     Counts {
-        items: chunks.len() + summaries,
+        items: chunks.len() + summaries / pieces,
         summaries,
+        pieces: pieces as u32,
         chains,
         longest_chunks: longest_chunks as u32,
         even: summaries == 0 && chunks.iter().all(|&n| n == chunks[0]),
@@ -169,12 +186,13 @@ pub(super) fn counts(chunks: &[usize], cut: Cut) -> Counts {
     }
 }
 
-/// Cuts sequences of `chunks[n]` chunks into segments.
-pub(super) fn cut(chunks: &[usize], cut: Cut) -> Partition {
-    let counts = counts(chunks, cut);
+/// Cuts sequences of `chunks[n]` chunks into segments, with `pieces` summaries of each that another follows.
+pub(super) fn cut(chunks: &[usize], cut: Cut, pieces: usize) -> Partition {
+    let counts = counts(chunks, cut, pieces);
     let mut out = Partition {
         items: Vec::with_capacity(counts.items),
         summaries: counts.summaries,
+        pieces: counts.pieces,
         chains: Vec::with_capacity(counts.chains as usize),
         short: Vec::new(),
     };
@@ -187,12 +205,13 @@ pub(super) fn cut(chunks: &[usize], cut: Cut) -> Partition {
             sequence: sequence as i32,
             first_chunk: (i * segment) as i32,
             chunks: chunks as i32,
-            summary: (first + i) as i32,
+            summary: ((first + i) * pieces) as i32,
         };
         out.items.extend((0..followed).map(|i| item(i, segment)));
         last.push(item(followed, n - followed * segment));
-        if followed > 1 {
-            out.chains.push([first as i32, followed as i32]);
+        if followed * pieces > 1 {
+            out.chains
+                .push([first, followed].map(|n| (n * pieces) as i32));
         }
     }
     // Longest first, otherwise in order. Sorting numbers is faster than sorting items.

@@ -300,11 +300,35 @@ impl Shape {
             return Ok(self);
         }
         let chunks = self.equal_chunks();
-        let counts = plan::counts(&chunks, self.split_cut(&chunks)?);
+        let counts = plan::counts(&chunks, self.split_cut(&chunks)?, self.pieces());
         Ok(Shape {
             guess: Some(counts),
             ..self
         })
+    }
+
+    /// Summaries of a segment that another follows, by how one sequence of all rows is cut: host and device must make
+    /// equally many, whatever the lengths.
+    pub(super) fn pieces(&self) -> usize {
+        #[cfg(all(test, feature = "simulator"))]
+        if let Some(pieces) = super::pieces::PIECES.get() {
+            return pieces;
+        }
+        let planned = self.planned_segments && !self.is_fused();
+        match self.target.costs.two_pieces.filter(|_| planned) {
+            Some(least) => self
+                .machine()
+                .pieces(self.batch.rows().div_ceil(CHUNK), least),
+            None => 1,
+        }
+    }
+
+    /// Whether segments of `prefill_scan` start early where few chunks before them forget. Workgroups that walk several
+    /// units have no registers for it. So batches of short sequences, which they may walk, start from summaries,
+    /// whoever knows the lengths.
+    pub(super) fn starts_soon(&self) -> bool {
+        let long = self.whole().longest_chunks > self.target.units_chunks;
+        self.target.costs.starts_soon && !self.is_fused() && (long || !self.planned_segments)
     }
 
     /// How sequences of the split path are cut.
@@ -349,10 +373,12 @@ impl Shape {
         if nothing_to_cut && choice.is_none() && !self.is_fused() {
             return Ok(None);
         }
+        let pieces = self.pieces();
         let most = Counts {
             items: self.sequences + summaries,
-            summaries,
-            chains: (summaries / 2).min(self.sequences) as u32,
+            summaries: summaries * pieces,
+            pieces: pieces as u32,
+            chains: (summaries * pieces / 2).min(self.sequences) as u32,
             longest_chunks: self.whole().longest_chunks,
             even: false,
             short: 0,
@@ -379,6 +405,7 @@ impl Shape {
         Counts {
             items: self.sequences,
             summaries: 0,
+            pieces: 1,
             chains: 0,
             longest_chunks: self.chunk_entries().div_ceil(self.sequences.max(1)) as u32,
             even: false,
@@ -397,7 +424,8 @@ impl Shape {
         let heads = self.spec.heads.value;
         let (scan, summarise) = self.most_slabs();
         let workgroups = [scan, summarise, self.combine_slabs()].map(|slabs| heads * slabs);
-        let most = plan::MOST_SUMMARY_BYTES / self.summary_bytes(1).max(1);
+        let pieces = self.target.costs.two_pieces.map_or(1, |_| 2);
+        let most = plan::MOST_SUMMARY_BYTES / self.summary_bytes(pieces).max(1);
         Machine::new(self.compute_units, &self.target.costs, workgroups, most)
             .bounded(self.batch.rows().div_ceil(CHUNK), self.sequences)
     }
@@ -411,8 +439,9 @@ impl Shape {
             None if self.is_fused() => Cut::AtMost(self.balance().choose(&chunks).0),
             None => self.split_cut(&chunks)?,
         };
-        self.check_grids(plan::counts(&chunks, cut))?;
-        let mut partition = plan::cut(&chunks, cut);
+        let pieces = self.pieces();
+        self.check_grids(plan::counts(&chunks, cut, pieces))?;
+        let mut partition = plan::cut(&chunks, cut, pieces);
         self.leave_short(&mut partition, cu_seqlens);
         Ok(partition)
     }
@@ -434,7 +463,7 @@ impl Shape {
                 Cut::AtMost(plan::segment_chunks(&chunks, segments))
             }
         };
-        Ok(plan::cut(&chunks, cut))
+        Ok(plan::cut(&chunks, cut, 1))
     }
 
     /// Model of the device for the planner of the backward's segments.
@@ -578,8 +607,10 @@ pub(super) mod tests {
             ([16, 16], 2048, 4),
             ([16, 16], 8192, 4),
             ([16, 16], 32768, 8),
+            ([16, 32], 4096, 2),
             ([16, 32], 8192, 4),
             ([16, 32], 32768, 4),
+            ([12, 24], 8192, 5),
             ([16, 16], 131_072, 8),
             ([16, 48], 32768, 1),
             ([16, 48], 131_072, 1),
@@ -599,6 +630,49 @@ pub(super) mod tests {
         let lengths = [4096; 8];
         let plan = on_an_h200([16, 32], &lengths).partition(&cu_seqlens(&lengths));
         assert_eq!(plan.expect("a plan").summaries, 0);
+    }
+
+    /// Two pieces where they were faster on average over the gates (docs/results/history/h200-tuning.md).
+    #[test]
+    fn segments_are_summarised_in_two_pieces_as_measured_on_an_h200() {
+        for (heads, tokens, pieces) in [
+            ([16, 32], 8192, 1),
+            ([16, 32], 16384, 2),
+            ([16, 32], 32768, 2),
+            ([16, 32], 131_072, 2),
+            ([16, 16], 2048, 1),
+            ([16, 16], 8192, 2),
+            ([16, 16], 131_072, 2),
+            ([8, 16], 8192, 2),
+            ([8, 16], 32768, 1),
+            ([12, 24], 8192, 1),
+            ([16, 32], 9216, 1),
+            ([16, 16], 32768, 1),
+            ([2, 8], 32768, 1),
+            ([2, 8], 65536, 1),
+            ([4, 8], 8192, 1),
+            ([16, 48], 32768, 1),
+            ([16, 32], 4096, 1),
+        ] {
+            let shape = on_an_h200(heads, &[tokens]);
+            assert_eq!(shape.pieces(), pieces, "{heads:?} x {tokens}");
+        }
+        // Those of tests/prefill/device_cuts.rs.
+        for (keys, tokens) in [
+            (64, 64 * 100),
+            (64, 64 * 101),
+            (128, 64 * 160),
+            (128, 64 * 162),
+        ] {
+            let mut small = on_an_h200([1, 1], &[tokens]);
+            small.spec = PrefillSpec::new(1, 1, keys, 16);
+            small.compute_units = 3;
+            assert_eq!(small.pieces(), 2, "{keys}, {tokens}");
+        }
+        let mut forced = on_an_h200([16, 32], &[32768]);
+        forced.planned_segments = false;
+        assert_eq!(forced.pieces(), 1);
+        assert_eq!(shape([16, 32], &[32768]).pieces(), 1);
     }
 
     /// The fused path takes less time where the workgroups of equal sequences fill the device.

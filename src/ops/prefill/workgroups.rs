@@ -83,7 +83,8 @@ impl Shape {
             // The mean length decides then.
             Some(_) => short,
         };
-        match wide && short > 0 && counts.longest_chunks <= most {
+        let early = counts.summaries > 0 && self.starts_soon();
+        match wide && short > 0 && !early && counts.longest_chunks <= most {
             true => groups,
             false => units,
         }
@@ -231,7 +232,7 @@ impl Shape {
     /// Division of the columns of N and M in summarise.
     pub(super) fn summarise_division(&self, counts: Counts) -> Division {
         let counts = self.guess.unwrap_or(counts);
-        let longest_chunks = counts.longest_chunks as usize;
+        let longest_chunks = (counts.longest_chunks as usize).div_ceil(counts.pieces as usize);
         self.divide(
             self.target.summarise(bucket_index(self.spec.heads.key_dim)),
             &self.target.costs.summarise,
@@ -316,6 +317,7 @@ mod tests {
             let mut counts = Counts {
                 items: sequences,
                 summaries: 0,
+                pieces: 1,
                 chains: 0,
                 longest_chunks: tokens.div_ceil(64) as u32,
                 even: false,

@@ -304,6 +304,24 @@ impl Machine {
         chosen.map_or(1, |(segments, _)| segments)
     }
 
+    /// Summaries of each segment of one sequence of so many chunks that another follows: two if a segment has at least
+    /// `per_segment` chunks for each segment, and `per_round` for each round of workgroups of `prefill_summarise`.
+    pub(crate) fn pieces(&self, chunks: usize, [per_segment, per_round]: [f64; 2]) -> usize {
+        let segments = self.choose(&[chunks]);
+        // Two segments need no combining, if a summary is in one piece.
+        if segments < 3 {
+            return 1;
+        }
+        // Of both pieces, with twice the columns each.
+        let workgroups = (segments - 1) as f64 * f64::from(self.summarise.workgroups);
+        let rounds = workgroups / f64::from(self.compute_units);
+        let least = per_segment * segments as f64 + per_round * rounds;
+        match chunks.div_ceil(segments) as f64 >= least {
+            true => 2,
+            false => 1,
+        }
+    }
+
     /// Numbers of segments of the longest of so many sequences that are tried, in ascending order.
     pub(super) fn candidates(
         &self,

@@ -28,6 +28,8 @@ const fn costs(fewer: f64) -> Costs {
         worthwhile: 0.85,
         summarised: 1.0,
         early_starts: false,
+        starts_soon: false,
+        two_pieces: None,
         fewer,
         fills: false,
     }
@@ -50,8 +52,8 @@ fn choose(lengths: &[usize], machine: &Machine) -> usize {
 #[test]
 fn every_chunk_is_in_one_segment() {
     let lengths = [5, 0, 12, 1, 13, 24, 4];
-    for segment in 1..=30 {
-        let cut = cut(&lengths, Cut::Chunks(segment));
+    for (segment, pieces) in (1..=30).flat_map(|segment| [(segment, 1), (segment, 2)]) {
+        let cut = cut(&lengths, Cut::Chunks(segment), pieces);
         let mut covered: Vec<Vec<bool>> = lengths.iter().map(|&n| vec![false; n]).collect();
         for item in &cut.items {
             let chunks = &mut covered[item.sequence as usize];
@@ -69,8 +71,8 @@ fn every_chunk_is_in_one_segment() {
         };
         assert!((0..lengths.len()).all(ends), "{segment}");
         // `counts` agrees with the division.
-        let (made, known) = (cut.counts(), counts(&lengths, Cut::Chunks(segment)));
-        let numbers = |c: Counts| (c.items, c.summaries, c.chains, c.even);
+        let (made, known) = (cut.counts(), counts(&lengths, Cut::Chunks(segment), pieces));
+        let numbers = |c: Counts| (c.items, c.summaries, c.pieces, c.chains, c.even);
         assert_eq!(numbers(made), numbers(known));
     }
 }
@@ -87,41 +89,43 @@ fn even_batches_are_found() {
         (&[], 1, true),
     ] {
         assert_eq!(
-            counts(chunks, Cut::Chunks(segment)).even,
+            counts(chunks, Cut::Chunks(segment), 1).even,
             even,
             "{chunks:?}"
         );
-        assert_eq!(cut(chunks, Cut::Chunks(segment)).counts().even, even);
+        assert_eq!(cut(chunks, Cut::Chunks(segment), 1).counts().even, even);
     }
 }
 
 #[test]
 fn summaries_follow_each_other() {
-    let cut = cut(&[5, 2, 0, 6, 4, 1], Cut::Chunks(2));
-    // Segments that another follows are first, and segment i has summary i.
-    for (at, item) in cut.items[..cut.summaries].iter().enumerate() {
-        assert_eq!((item.summary as usize, item.chunks), (at, 2));
-    }
-    for item in &cut.items[cut.summaries..] {
-        if item.first_chunk > 0 {
-            let before = &cut.items[item.summary as usize - 1];
-            assert_eq!(before.sequence, item.sequence);
-            assert_eq!(before.first_chunk + before.chunks, item.first_chunk);
+    for pieces in [1, 2, 3] {
+        let cut = cut(&[5, 2, 0, 6, 4, 1], Cut::Chunks(2), pieces);
+        let followed = cut.summaries / pieces;
+        // Segments that another follows are first, and segment i has the summaries from i * pieces on.
+        for (at, item) in cut.items[..followed].iter().enumerate() {
+            assert_eq!((item.summary as usize, item.chunks), (at * pieces, 2));
         }
+        for item in &cut.items[followed..] {
+            if item.first_chunk > 0 {
+                let before = &cut.items[item.summary as usize / pieces - 1];
+                assert_eq!(before.sequence, item.sequence);
+                assert_eq!(before.first_chunk + before.chunks, item.first_chunk);
+            }
+        }
+        assert_eq!(followed, 2 + 2 + 1);
+        // The sequence of two segments has one summary and needs no combine, unless that is made in pieces.
+        let n = pieces as i32;
+        let chains = [[0, 2 * n], [2 * n, 2 * n], [4 * n, n]];
+        assert_eq!(cut.chains, chains[..if pieces > 1 { 3 } else { 2 }]);
+        let rest: Vec<i32> = cut.items[followed..].iter().map(|i| i.chunks).collect();
+        assert!(rest.is_sorted_by(|a, b| a >= b), "{rest:?}");
     }
-    assert_eq!(cut.summaries, 2 + 2 + 1);
-    // The sequence of two segments has one summary and needs no combine.
-    assert_eq!(cut.chains, [[0, 2], [2, 2]]);
-    let rest: Vec<i32> = cut.items[cut.summaries..]
-        .iter()
-        .map(|i| i.chunks)
-        .collect();
-    assert!(rest.is_sorted_by(|a, b| a >= b), "{rest:?}");
 }
 
 #[test]
 fn what_is_uploaded() {
-    let cut = cut(&[3], Cut::Chunks(1));
+    let cut = cut(&[3], Cut::Chunks(1), 1);
     let table = cut.table(&[0, 130]);
     let counts = cut.counts();
     assert_eq!((counts.items, counts.summaries, counts.chains), (3, 2, 1));
@@ -182,7 +186,7 @@ fn an_idle_device_cuts_long_sequences() {
     let segments = choose(&lengths, &machine(304, 8));
     assert!(segments >= 8, "{segments}");
     let segment = segment_chunks(&lengths, segments);
-    let items = cut(&lengths, Cut::Chunks(segment)).items.len();
+    let items = cut(&lengths, Cut::Chunks(segment), 1).items.len();
     assert_eq!(items, 60 + 512usize.div_ceil(segment));
 }
 
@@ -195,7 +199,7 @@ fn summaries_take_bounded_memory() {
     let few = choose(&lengths, &machine);
     assert!(1 < few && few < many, "{few} of {many}");
     let cut = Cut::Chunks(segment_chunks(&lengths, few));
-    assert!(counts(&lengths, cut).summaries <= 8);
+    assert!(counts(&lengths, cut, 1).summaries <= 8);
     machine.most_summaries = 1;
     assert_eq!(choose(&lengths, &machine), 1);
 }
@@ -315,7 +319,7 @@ fn balance(compute_units: i32, workgroups: i32) -> Balance {
 
 /// Segments that a balance makes of lengths.
 fn segments_of(balance: &Balance, lengths: &[usize]) -> Partition {
-    cut(lengths, Cut::AtMost(balance.choose(lengths).0))
+    cut(lengths, Cut::AtMost(balance.choose(lengths).0), 1)
 }
 
 #[test]
@@ -367,7 +371,7 @@ proptest! {
         let balance = Balance { most_summaries, ..balance(units, workgroups) };
         let lengths: Vec<usize> = tokens.iter().map(|n| n.div_ceil(CHUNK)).collect();
         let (longest, cost) = balance.choose(&lengths);
-        let cut = cut(&lengths, Cut::AtMost(longest));
+        let cut = cut(&lengths, Cut::AtMost(longest), 1);
         // Lists that the device makes have room for this.
         prop_assert!(cut.summaries <= balance.most_summaries(tokens.iter().sum()));
         prop_assert!(cut.chains.len() <= (cut.summaries / 2).min(lengths.len()));
