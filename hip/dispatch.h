@@ -6,6 +6,17 @@
 
 namespace dispatch {
 
+// a / n of numbers that are not negative. Most numbers of heads and dies are powers of two, and a division is 30
+// instructions in a row on CDNA, before a workgroup knows its work.
+DEVICE int quotient(int a, int n) {
+    if constexpr (!arch::Traits::one_die) {
+        if ((n & (n - 1)) == 0) {
+            return arch::uniform_value(a >> __builtin_ctz(n));
+        }
+    }
+    return arch::uniform_value((u32)a / (u32)n);
+}
+
 // A unit of work and a member of it. Members of a unit read the same memory and go to one die, whose cache then holds
 // it once. Units are dealt in order.
 struct Dealt {
@@ -18,10 +29,10 @@ DEVICE Dealt dealt(int workgroup, int units, int members, int dies) {
         const int unit = arch::uniform_value((u32)workgroup / (u32)members);
         return Dealt{unit, workgroup - unit * members};
     }
-    const int turn = arch::uniform_value(workgroup / (dies * members));
+    const int turn = quotient(workgroup, dies * members);
     const int width = min_of(dies, units - turn * dies);
     const int within = workgroup - turn * (dies * members);
-    const int member = arch::uniform_value(within / width);
+    const int member = quotient(within, width);
     return Dealt{turn * dies + within - member * width, member};
 }
 

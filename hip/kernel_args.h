@@ -279,7 +279,7 @@ typedef struct dwk_prefill_scan_args {
     int32_t snapshot_count; /* slots of snapshots */
     int32_t snapshot_type;  /* DWK_F32, DWK_BF16 or DWK_F16 */
     int32_t least_tokens;   /* sequences of fewer tokens are prefill_short's */
-    int32_t pieces;         /* of prefill_summarise: pieces of an item, each with a summary */
+    int32_t pieces;         /* summaries of an item that another follows, at least 1 */
     int32_t pad0;
 } dwk_prefill_scan_args;
 

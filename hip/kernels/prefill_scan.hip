@@ -1,9 +1,9 @@
 // Last kernel of prefill: outputs and final states. One workgroup per (segment, value head, slab of value columns)
 // walks the chunks of its segment; some targets let a workgroup walk several segments. It starts from the sequence's
-// initial state or, if the sequence is cut, from the state that prefill_summarise and prefill_combine left. The second
-// of two segments may start some chunks early instead, from zeros; or both segments' workgroups walk the whole sequence
-// in narrower slabs (prefill/forget.h). Per chunk of 64 tokens (prefill/recurrence.h; the phases are in
-// prefill/<target>/):
+// initial state or, if the sequence is cut, from the state that prefill_summarise and prefill_combine left. A
+// segment may start some chunks early instead, from zeros (on gfx942 the second of two), or both of two segments'
+// workgroups walk the whole sequence in narrower slabs (prefill/forget.h). Per chunk of 64 tokens
+// (prefill/recurrence.h; the phases are in prefill/<target>/):
 //   R = K S0     X = beta (V - exp(G) R)     U = T X     O = scale (exp(G) Q S0 + P U)     S1 = exp(G_C) S0 + K^T
 //   (exp(G_C - G) U)
 //

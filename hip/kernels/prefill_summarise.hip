@@ -4,9 +4,9 @@
 //   N [K, V]   state after the segment, starting from zeros
 //   M [K, K]   state after the segment, starting from the identity with v = 0
 // The first segment of a sequence starts from the initial state and needs no M; it stores the initial state in M's
-// place, for prefill_scan. If the gates forget the state before the segment (prefill/forget.h), M is 0 and is not
-// stored. The walk then skips leading chunks that do not influence the state after the segment. Some targets let a
-// workgroup take several units of work, where the launch has fewer workgroups.
+// place for prefill_scan, unless that can read the caller's. If the gates forget the state before the segment
+// (prefill/forget.h), M is 0 and is not stored. The walk then skips leading chunks that do not influence the state
+// after the segment. Some targets let a workgroup take several units of work, where the launch has fewer workgroups.
 //
 // k [T, HK, K], v [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] and M^T [K, K], or the initial state [V, K], f32.
 #include "../prefill/forget.h"
@@ -84,7 +84,8 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
         arch::let_next_kernel_begin();
         // Padding has no records and needs no summary. Marking it as forgotten makes combine skip it.
         const bool padding = is_padding(x, segment.sequence);
-        segment.from_zeros = !padding && forget(x, work.head, segment, later);
+        const bool passed = !padding && is_passed(x, segment, later, work.head);
+        segment.from_zeros = !padding && (forget(x, work.head, segment, later) || passed);
         const bool forgotten = padding || segment.from_zeros;
         if (work.slab == n_slabs && arch::thread() == 0) {
             *forgotten_by(x, min_of(segment.summary, x.summaries - 1), work.head) = forgotten;
@@ -93,7 +94,7 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
             return Found::nothing;
         }
         const int item = arch::uniform_value(work.item / x.pieces);
-        return forgotten && is_unread(x, item, segment, later, work.head) ? Found::nothing : Found::chunks;
+        return forgotten && is_unread(x, item, segment, later, passed, work.head) ? Found::nothing : Found::chunks;
     };
     if constexpr (walks_units(Keys)) {
         // Segments that are summarised come first in the list, which is older than prefill_prepare.

@@ -44,36 +44,46 @@ DEVICE int needed_chunks(const float *bounds, int chunks) {
     return needed;
 }
 
+DEVICE int chunks_of(const Segment &segment) { return (segment.end - segment.begin + chunk - 1) / chunk; }
+
 // Whether a segment's last chunks forget what was before them. If so, shortens the segment to the fewest that do:
 // walked from zeros, they end in its state, and M is 0. A piece of a segment, with so many chunks after it, is
-// shortened to its part of these: to nothing if later pieces forget, or to a chunk if it stores the initial state.
+// shortened to its part of these, at least a chunk.
 DEVICE bool forget(const dwk_prefill_scan_args &x, int head, Segment &segment, int later_chunks = 0) {
-    const int own_chunks = (segment.end - segment.begin + chunk - 1) / chunk, chunks = own_chunks + later_chunks;
+    const int own_chunks = chunks_of(segment), chunks = own_chunks + later_chunks;
     const int needed = needed_chunks(retained_by(x, segment.record, head), chunks);
     if (needed > chunks) {
         return false;
     }
-    const int left_out = min_of(chunks - needed, own_chunks - (stores_initial_state(x, segment) ? 1 : 0));
-    segment.begin = min_of(segment.begin + left_out * chunk, segment.end);
+    const int left_out = min_of(chunks - needed, own_chunks - 1);
+    segment.begin += left_out * chunk;
     segment.record += left_out;
     return true;
+}
+
+// Whether the chunks of its segment after a piece forget the piece. The next piece decides by the same numbers whether
+// its M is 0.
+DEVICE bool is_passed(const dwk_prefill_scan_args &x, const Segment &piece, int later_chunks, int head) {
+    const int record = piece.record + chunks_of(piece);
+    return later_chunks > 0 && needed_chunks(retained_by(x, record, head), later_chunks) <= later_chunks;
 }
 
 // Most last chunks that a segment may need to forget what was before them, for the segment after it to start before
 // these, from zeros. It then walks them once more, without outputs. A summary takes longer.
 constexpr int soon_chunks = 4;
 
-DEVICE int chunks_of(const Segment &segment) { return (segment.end - segment.begin + chunk - 1) / chunk; }
-
-// Lets a segment start early, from zeros, if the segment before forgets soon. Waits for the bounds.
+// Lets a segment start early, from zeros, if the last piece of the segment before forgets soon: by the same numbers by
+// which prefill_summarise decides about that piece (is_unread). Waits for the bounds.
 DEVICE void begin_earlier(const dwk_prefill_scan_args &x, Segment &segment, int head) {
     if (!starts_soon || !(x.flags & DWK_STARTS_SOON) || !segment.summarised || segment.first) {
         return;
     }
     arch::wait_for_previous_kernel();
-    const Segment before = segment_of(x, max_of(segment.summary / x.pieces - 1, 0));
+    int later;
+    const Segment before = piece_of(x, max_of(segment.summary - 1, 0), later);
     const int chunks = chunks_of(before), needed = needed_chunks(retained_by(x, before.record, head), chunks);
-    if (needed <= min_of(soon_chunks, chunks)) {
+    const bool follows = before.sequence == segment.sequence && before.end == segment.begin;
+    if (follows && needed <= min_of(soon_chunks, chunks)) {
         segment.quiet = needed * chunk;
         segment.begin -= segment.quiet;
         segment.record -= needed;
@@ -81,14 +91,14 @@ DEVICE void begin_earlier(const dwk_prefill_scan_args &x, Segment &segment, int 
     }
 }
 
-// Whether nothing needs N of a piece that forgets, with so many chunks of its segment after it: later pieces forget it;
-// or the next segment starts early, and forgets itself, so that prefill_combine does not chain N either. `item`: of its
-// segment.
-DEVICE bool is_unread(const dwk_prefill_scan_args &x, int item, const Segment &piece, int later_chunks, int head) {
+// Whether nothing needs N of a piece that forgets, which forget() has shortened: it is passed; or the next segment
+// starts early, and forgets itself, so that prefill_combine does not chain N either. `item`: of its segment.
+DEVICE bool is_unread(const dwk_prefill_scan_args &x, int item, const Segment &piece, int later_chunks, bool passed,
+                      int head) {
     if (stores_initial_state(x, piece)) {
         return false;
     }
-    if (piece.begin == piece.end) {
+    if (passed) {
         return true;
     }
     if (!starts_soon || !(x.flags & DWK_STARTS_SOON) || later_chunks > 0 || chunks_of(piece) > soon_chunks) {

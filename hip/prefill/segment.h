@@ -12,7 +12,7 @@ struct Segment {
     int begin; // first token
     int end;
     int record;  // record of the first chunk
-    int summary; // index of its summary; the segment before has summary - 1
+    int summary; // index of its first summary; the last one of the segment before is summary - 1
     bool first;  // whether it is the first of its sequence
     bool last;
     // Whether the sequence is cut: a summary then holds the state before it (or other ranks have parts).
@@ -95,10 +95,10 @@ struct Work {
 
 // Work of `workgroup`. Value heads and slabs of an (item, key head) read the same K and Q, so they go to one die.
 DEVICE Work work_of(const dwk_prefill_scan_args &x, int workgroup) {
-    const int group = x.value_heads / x.key_heads;
+    const int group = dispatch::quotient(x.value_heads, x.key_heads);
     const dispatch::Dealt to = dispatch::dealt(workgroup, x.items_count * x.key_heads, group * x.slabs, x.dies);
-    const int item = arch::uniform_value(to.unit / x.key_heads), key_head = to.unit - item * x.key_heads;
-    const int of_group = arch::uniform_value(to.member / x.slabs);
+    const int item = dispatch::quotient(to.unit, x.key_heads), key_head = to.unit - item * x.key_heads;
+    const int of_group = dispatch::quotient(to.member, x.slabs);
     return Work{item, dispatch::value_head(x, key_head, group, of_group), key_head, to.member - of_group * x.slabs};
 }
 
@@ -106,7 +106,7 @@ DEVICE Work work_of(const dwk_prefill_scan_args &x, int workgroup) {
 // S + N.
 //   N [V, K] f32; once combined, the state after the segment
 //   M^T [K, K], each element as two bf16 numbers (<target>/parts.h). In place of M, a first segment stores the initial
-//   state of its sequence, [V, K] f32, because the last segment may overwrite the caller's state meanwhile.
+//   state of its sequence, [V, K] f32, if the last segment may overwrite the caller's state meanwhile.
 template <class Arguments> DEVICE int summary_size(const Arguments &x) {
     return (x.value_dim + max_of(x.key_dim, x.value_dim)) * x.key_dim;
 }

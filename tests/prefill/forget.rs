@@ -200,6 +200,44 @@ fn long_keys_remember(path: PrefillPath) {
     }
 }
 
+/// Segments whose last chunks forget, but not what grew before: on targets that summarise a segment in two pieces, the
+/// second piece forgets by itself. Both kernels must decide by that.
+fn growth_before_a_piece_that_forgets(path: PrefillPath) {
+    let mut case = cut(path, spec(Dtype::Bf16, 1, 1, 64, 16), &[64 * 100], 1);
+    (case.spec.segments, case.spec.compute_units) = (None, Some(3));
+    let plan = Prefill::packed(&context(), case.spec, &case.cu_seqlens(), case.tokens());
+    let segments = plan.expect("a plan").segments();
+    assert!(segments > 2, "{segments} segments");
+    let segment = 100usize.div_ceil(segments);
+    for growing in [0, 3, segment / 2 - 1] {
+        // In one chunk of each segment the state along the key is doubled by every token; the last two leave 2^-80.
+        let mut data = with_gates(&case, |t, _| match t / 64 % segment {
+            chunk if chunk + 2 >= segment => -40.0 * LN_2 / 64.0,
+            _ => 0.0,
+        });
+        let mut keys = data.inputs.k.values.clone();
+        for (t, row) in keys.chunks_exact_mut(64).enumerate() {
+            if t / 64 % segment == growing {
+                row.fill(0.0);
+                row[3] = 2.0;
+                data.inputs.beta[t] = 0.75;
+            }
+        }
+        data.inputs.k = HostTensor::new(Dtype::Bf16, keys);
+        let output = run(&context(), &case, &data);
+        let expected = oracle::prefill(&data.problem(&case)).expect("a problem");
+        // The first chunks of each further segment, before its own growth.
+        for begin in (1..segments).map(|i| i * segment * 64) {
+            let rows = begin * 16..(begin + 64 * growing.min(2)) * 16;
+            let o = compare(&output.o[rows.clone()], &expected.o[rows]);
+            assert!(growing == 0 || o.rms_ratio < 1.5e-2, "{growing}: {o:?}");
+        }
+        let state = output.state.expect("a state");
+        let state = compare(&state, &expected.final_state);
+        assert!(state.rms_ratio < 1.5e-2, "{growing}: {state:?}");
+    }
+}
+
 /// Segments that forget cost no accuracy, as the planner cuts them: it does not know of gates.
 fn forgetting_costs_no_accuracy(path: PrefillPath) {
     let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 64), &[6000, 0, 100]);
@@ -235,6 +273,7 @@ on_both_paths!(
     what_is_left_counts,
     what_is_left_of_long_segments_counts,
     growth_counts,
+    growth_before_a_piece_that_forgets,
     less_is_dropped,
     long_keys_remember,
     forgetting_costs_no_accuracy

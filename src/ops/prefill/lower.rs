@@ -573,12 +573,6 @@ impl Shape {
         states::check_devices(x, context)
     }
 
-    /// Lets every segment that another follows have a summary, and every segment start from one.
-    pub(super) fn start_from_summaries(lowered: &mut LaunchArguments) {
-        lowered.scan.flags &= !(abi::DWK_STARTS_SOON | abi::DWK_KEEPS_STATES);
-        lowered.summarise.flags = lowered.scan.flags;
-    }
-
     /// Lets summarise make the summaries that a rank sends, in place of those that combine and scan read.
     pub(super) fn send(&self, lowered: &mut LaunchArguments, sent: &SentSummaries) {
         let counts = Counts {

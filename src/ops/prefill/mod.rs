@@ -202,7 +202,7 @@ pub struct PrefillTensors<'a> {
     pub gating: Gating<'a>,
     /// Initial and final states.
     pub states: States<'a>,
-    /// `[T, HV, V]`. Rows past the last sequence become zeros. It may be v.
+    /// `[T, HV, V]`. Rows past the last sequence become zeros. It may be v: where sequences are cut, bits may then be others.
     pub o: TokensMut<'a>,
     /// States after some chunks of sequences, stored in addition to the final states.
     pub snapshots: Option<Snapshots<'a>>,
@@ -556,13 +556,22 @@ impl Prefill {
     /// Addresses of the tables for kernels. `made`: those of a plan of [`Prefill::device`].
     fn tables(&self, made: Option<DeviceTables>) -> Tables {
         match &self.lengths {
-            Lengths::Host { counts, tables, .. } => {
+            Lengths::Host {
+                counts,
+                tables,
+                by_gates,
+                ..
+            } => {
                 let items: *const i32 = tables.address().cast_const().cast();
                 let chains = items.wrapping_add(counts.items * plan::ITEM_WORDS);
                 let cu_seqlens = chains.wrapping_add(counts.chains as usize * plan::CHAIN_WORDS);
+                // Equal sequences are in their own order: kernels then need not load what their work is. A choice by the
+                // gates copies the list.
+                let whole = counts.even && counts.items == self.shape.sequences;
+                let in_order = whole && by_gates.is_none();
                 Tables {
                     cu_seqlens,
-                    items: items.cast(),
+                    items: if in_order { ptr::null() } else { items.cast() },
                     chains,
                     short: cu_seqlens.wrapping_add(self.shape.sequences + 1),
                     counts: *counts,

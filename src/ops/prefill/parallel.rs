@@ -344,9 +344,7 @@ impl ParallelPrefill {
             counts: self.counts,
         };
         let address = workspace.address();
-        let mut lowered = self.shape.lower(tensors, tables, &self.slots, address)?;
-        Shape::start_from_summaries(&mut lowered);
-        Ok(lowered)
+        Ok(self.shape.lower(tensors, tables, &self.slots, address)?)
     }
 
     /// Enqueues the first stage: writes the summaries of this rank's blocks. Tensors and workspace must stay as they are

@@ -55,7 +55,8 @@ pub(super) struct Partition {
     pub(super) short: Vec<i32>,
 }
 
-/// Most bytes for all summaries of a batch that the planner chooses.
+/// Most bytes for all summaries of a batch that the planner chooses, as if each were in two pieces on targets that have
+/// such.
 pub(super) const MOST_SUMMARY_BYTES: usize = 1 << 30;
 
 /// Most tokens of a sequence that `prefill_short` computes.

@@ -32,6 +32,8 @@ pub(super) struct Shape {
     may_be_fused: bool,
     /// Whether the planner cuts sequences, not the caller.
     planned_segments: bool,
+    /// Whether segments may start early. Otherwise every segment starts from a summary, as ranks' do.
+    early_segments: bool,
     /// Whether `prefill_short` computes short sequences.
     short: bool,
     /// Segments by which columns are divided among workgroups, if only the device knows the lengths: a guess.
@@ -120,6 +122,7 @@ impl Shape {
             path: PrefillPath::Split,
             may_be_fused: false,
             planned_segments: false,
+            early_segments: true,
             short: false,
             guess: None,
         };
@@ -159,6 +162,7 @@ impl Shape {
             path: PrefillPath::Split,
             may_be_fused: false,
             planned_segments: false,
+            early_segments: false,
             short: false,
             ..shape
         })
@@ -325,10 +329,11 @@ impl Shape {
 
     /// Whether segments of `prefill_scan` start early where few chunks before them forget. Workgroups that walk several
     /// units have no registers for it. So batches of short sequences, which they may walk, start from summaries,
-    /// whoever knows the lengths.
+    /// whoever knows the lengths; with a number of segments they start early, whatever the batch.
     pub(super) fn starts_soon(&self) -> bool {
         let long = self.whole().longest_chunks > self.target.units_chunks;
-        self.target.costs.starts_soon && !self.is_fused() && (long || !self.planned_segments)
+        let may = self.early_segments && self.target.costs.starts_soon && !self.is_fused();
+        may && (long || !self.planned_segments)
     }
 
     /// How sequences of the split path are cut.
@@ -559,6 +564,7 @@ pub(super) mod tests {
             path: PrefillPath::Split,
             may_be_fused: true,
             planned_segments: true,
+            early_segments: true,
             short: false,
             guess: None,
         }
