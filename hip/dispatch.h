@@ -6,7 +6,7 @@
 
 namespace dispatch {
 
-// a / n of numbers that are not negative. Most numbers of heads and dies are powers of two, and a division is 30
+// a / n of numbers that are not negative. Most numbers of heads and dies are powers of two, and a division is about 20
 // instructions in a row on CDNA, before a workgroup knows its work.
 DEVICE int quotient(int a, int n) {
     if constexpr (!arch::Traits::one_die) {
@@ -26,7 +26,7 @@ struct Dealt {
 
 DEVICE Dealt dealt(int workgroup, int units, int members, int dies) {
     if constexpr (arch::Traits::one_die) {
-        const int unit = arch::uniform_value((u32)workgroup / (u32)members);
+        const int unit = quotient(workgroup, members);
         return Dealt{unit, workgroup - unit * members};
     }
     const int turn = quotient(workgroup, dies * members);

@@ -135,7 +135,7 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     }
     if ((Fused || early_starts || starts_soon) && segment.from_zeros) {
         // Earlier tokens are forgotten.
-    } else if (Fused ? segment.summarised : starts_from_summary(x, segment)) {
+    } else if (starts_from_summary(x, segment)) {
         load_matrix<Keys>(state, state_before(x, segment, work.head), column, x.value_dim, x.key_dim);
     } else if (!has_started) {
         first_state<Keys>(state, x, segment.sequence, work.head, column);

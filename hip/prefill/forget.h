@@ -44,8 +44,6 @@ DEVICE int needed_chunks(const float *bounds, int chunks) {
     return needed;
 }
 
-DEVICE int chunks_of(const Segment &segment) { return (segment.end - segment.begin + chunk - 1) / chunk; }
-
 // Whether a segment's last chunks forget what was before them. If so, shortens the segment to the fewest that do:
 // walked from zeros, they end in its state, and M is 0. A piece of a segment, with so many chunks after it, is
 // shortened to its part of these, at least a chunk.
@@ -73,9 +71,9 @@ DEVICE bool is_passed(const dwk_prefill_scan_args &x, const Segment &piece, int 
 constexpr int soon_chunks = 4;
 
 // Lets a segment start early, from zeros, if the last piece of the segment before forgets soon: by the same numbers by
-// which prefill_summarise decides about that piece (is_unread). Waits for the bounds.
+// which prefill_summarise decides about that piece (is_unread). Waits for the bounds. Only where `starts_soon`.
 DEVICE void begin_earlier(const dwk_prefill_scan_args &x, Segment &segment, int head) {
-    if (!starts_soon || !(x.flags & DWK_STARTS_SOON) || !segment.summarised || segment.first) {
+    if (!(x.flags & DWK_STARTS_SOON) || !segment.summarised || segment.first) {
         return;
     }
     arch::wait_for_previous_kernel();
@@ -92,7 +90,8 @@ DEVICE void begin_earlier(const dwk_prefill_scan_args &x, Segment &segment, int 
 }
 
 // Whether nothing needs N of a piece that forgets, which forget() has shortened: it is passed; or the next segment
-// starts early, and forgets itself, so that prefill_combine does not chain N either. `item`: of its segment.
+// starts early and is the last of its sequence, or forgets itself, so that prefill_combine does not chain N either.
+// `item`: of its segment.
 DEVICE bool is_unread(const dwk_prefill_scan_args &x, int item, const Segment &piece, int later_chunks, bool passed,
                       int head) {
     if (stores_initial_state(x, piece)) {

@@ -56,6 +56,8 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
                    exists};
 }
 
+DEVICE int chunks_of(const Segment &segment) { return (segment.end - segment.begin + chunk - 1) / chunk; }
+
 // Piece `index` of the list of segments that prefill_summarise cuts into x.pieces each: a segment in its own right.
 // `later`: chunks of its segment that come after it.
 DEVICE Segment piece_of(const dwk_prefill_scan_args &x, int index, int &later) {
@@ -65,7 +67,7 @@ DEVICE Segment piece_of(const dwk_prefill_scan_args &x, int index, int &later) {
     }
     const int item = arch::uniform_value(index / x.pieces), piece = index - item * x.pieces;
     Segment out = segment_of(x, item);
-    const int chunks = (out.end - out.begin + chunk - 1) / chunk, each = (chunks + x.pieces - 1) / x.pieces;
+    const int chunks = chunks_of(out), each = (chunks + x.pieces - 1) / x.pieces;
     const int first = min_of(piece * each, chunks), count = min_of(each, chunks - first);
     later = chunks - first - count;
     out.end = later > 0 ? out.begin + (first + count) * chunk : out.end;

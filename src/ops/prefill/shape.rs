@@ -663,7 +663,7 @@ pub(super) mod tests {
             let shape = on_an_h200(heads, &[tokens]);
             assert_eq!(shape.pieces(), pieces, "{heads:?} x {tokens}");
         }
-        // Those of tests/prefill/device_cuts.rs.
+        // Shapes with which tests/prefill/device_cuts.rs compares lists of the host and of the device.
         for (keys, tokens) in [
             (64, 64 * 100),
             (64, 64 * 101),

@@ -312,7 +312,7 @@ impl Machine {
         if segments < 3 {
             return 1;
         }
-        // Of both pieces, with twice the columns each.
+        // Workgroups of one piece count as narrow; those of two pieces are wide, so half as many each.
         let workgroups = (segments - 1) as f64 * f64::from(self.summarise.workgroups);
         let rounds = workgroups / f64::from(self.compute_units);
         let least = per_segment * segments as f64 + per_round * rounds;
