@@ -58,14 +58,24 @@ def step(key_heads, value_heads, prefills):
     return found
 
 
+def numbers(text):
+    """Positive numbers, separated by commas."""
+    out = [int(n) for n in text.split(",")]
+    if min(out) < 1:
+        raise ValueError
+    return out
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--heads", default="16,32", help="key and value heads of 128")
-    parser.add_argument("--prefills", default="2048,1024,512,300,64", help="tokens of each prefill")
+    parser.add_argument("--heads", type=numbers, default=[16, 32], metavar="HK,HV", help="key and value heads of 128")
+    parser.add_argument("--prefills", type=numbers, default=[2048, 1024, 512, 300, 64], metavar="LENGTHS", help="tokens of each prefill")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     options = parser.parse_args()
-    heads = [int(n) for n in options.heads.split(",")]
-    found = step(*heads, [int(n) for n in options.prefills.split(",")])
+    heads = options.heads
+    if len(heads) != 2 or heads[1] % heads[0]:
+        parser.error(f"argument --heads: {','.join(map(str, heads))}: it must be HK,HV, and HV a multiple of HK")
+    found = step(*heads, options.prefills)
     for launch, _ in found.values():
         launch(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
@@ -79,7 +89,7 @@ def main():
     times = {where: statistics.median(each) for where, each in samples.items()}
     ratio = times["device"] / times["host"]
     if options.json:
-        print(json.dumps({"heads": heads, "prefills": options.prefills, "gpu": torch.cuda.get_device_name(),
+        print(json.dumps({"heads": heads, "prefills": ",".join(map(str, options.prefills)), "gpu": torch.cuda.get_device_name(),
                           **{f"{where}_us": time for where, time in times.items()}, "device_over_host": ratio, "same_bits": same}))
     else:
         print(f"{torch.cuda.get_device_name()}, lengths on the host {times['host']:.1f} us, on the device {times['device']:.1f} us, "
