@@ -166,6 +166,39 @@ fn gates_that_change() {
     }
 }
 
+/// A sequence whose gates decay where they are sampled, before its second segment, and nowhere before. That segment starts
+/// at the first chunk: without the initial state its outputs, which are of that state alone, would be zeros.
+fn check_start_at_the_first_chunk(case: &Case) {
+    const HEADS: usize = 2;
+    let both = |data: &mut Data, kept: usize| {
+        set_gates(data, HEADS, |token, _| {
+            let decays = token >= 64 * kept && token % 64 < 16;
+            if decays { -0.67 } else { 0.0 }
+        });
+        [PrefillPath::Auto, PrefillPath::Split].map(|path| forced(case, data, path).o)
+    };
+    // The gates choose the fused path if at most so many chunks keep everything: those before the sampled one.
+    let mut data = case.data();
+    let kept: Vec<usize> = (1..case.tokens() / 64).collect();
+    let most = kept.partition_point(|&kept| {
+        let [auto, split] = both(&mut data, kept);
+        auto != split
+    });
+    assert!(most > 0, "the fused path");
+    data.inputs.beta.fill(0.0);
+    for x in &mut data.initial.as_mut().expect("an initial state").values {
+        *x *= 65536.0; // the sampled chunk leaves 2^-15.5
+    }
+    let row = HEADS * case.spec.heads.value_dim;
+    let second = (most + 1) * 64 * row;
+    let [auto, split] = both(&mut data, most).map(|o| o[second..second + row].to_vec());
+    let greatest = split.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
+    assert!(greatest > 1e-2, "{most}: {greatest}");
+    for (a, b) in auto.iter().zip(&split) {
+        assert!((a - b).abs() < 0.02 * greatest, "{most}: {a}, {b}");
+    }
+}
+
 /// Segments that start at their sequence's first chunk read the initial state. Where the last one may overwrite it, the
 /// path is the split one.
 #[test]
@@ -184,6 +217,7 @@ fn initial_states() {
     check_output(&case, &data, &output, 1.15);
     let split = forced(&case, &data, PrefillPath::Split);
     assert!(output.o != split.o, "the fused path");
+    check_start_at_the_first_chunk(&case);
     let pool = PoolCase::new(F32, 1, &[0]);
     let in_place = |path| {
         let mut case = case.clone();
