@@ -278,3 +278,32 @@ on_both_paths!(
     long_keys_remember,
     forgetting_costs_no_accuracy
 );
+
+/// A segment with a gate that is not a number does not forget, however its other chunks decay: the segment after it starts
+/// from a state that is not a number either.
+#[test]
+fn a_segment_with_nan_gates_does_not_forget() {
+    const CHUNKS: usize = 4; // of a segment
+    let case = cut(
+        PrefillPath::Split,
+        spec(Dtype::Bf16, 1, 2, 64, 16),
+        &[64 * 3 * CHUNKS],
+        3,
+    );
+    for chunk in [0, 2, 5, 7] {
+        let data = with_gates(&case, |t, head| match (t, head) {
+            (t, 0) if t == 64 * chunk + 9 => f32::NAN,
+            _ => -3.0,
+        });
+        let output = run(&context(), &case, &data);
+        let segment_end = 64 * CHUNKS * (chunk / CHUNKS + 2);
+        for (i, row) in output.o.chunks_exact(16).enumerate() {
+            let (token, head) = (i / 2, i % 2);
+            if head == 1 || token < 64 * chunk {
+                assert!(row.iter().all(|x| x.is_finite()), "{chunk}: {token}");
+            } else if token >= 64 * chunk + 9 && token < segment_end {
+                assert!(row.iter().all(|x| x.is_nan()), "{chunk}: {token}");
+            }
+        }
+    }
+}
