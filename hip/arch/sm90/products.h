@@ -23,11 +23,11 @@ namespace arch {
         return Tile{out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};                                   \
     }
 
-// Asynchronous product of the four warps of a warpgroup: d = left right, or d += left right if `adds`. d holds 64 rows
-// of this warp's 16 columns. The right operand, 16 contracted elements, is `a`. The left operand is in shared memory,
-// with descriptor `b`. `Transposed`: its columns are contiguous there. multiply_async_shared: the right operand, too,
-// is in shared memory, with descriptor `a`: 64 columns, of which this warp gets 16. `OfRight`, `OfLeft`: whether the
-// contracted elements of that operand lie in different rows of 128 bytes, not along them.
+// Asynchronous product of the four warps of a warpgroup: d = left right, or d += left right if `adds`. d holds 64 rows,
+// or 32, of this warp's 16 columns. The right operand, 16 contracted elements, is `a`. The left operand is in shared
+// memory, with descriptor `b`. `Transposed`: its columns are contiguous there. multiply_async_shared: the right
+// operand, too, is in shared memory, with descriptor `a`: 64 columns, of which this warp gets 16. `OfRight`, `OfLeft`:
+// whether the contracted elements of that operand lie in different rows of 128 bytes, not along them.
 #define DELTAWAVE_WGMMA(type)                                                                                          \
     template <bool Transposed> static DEVICE_MEMBER void multiply_async(float(&d)[32], Operand a, u64 b, bool adds) {  \
         asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n"                                                         \
@@ -40,6 +40,16 @@ namespace arch {
                        "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),      \
                        "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),      \
                        "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                                                           \
+                     : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"((int)adds), "n"((int)Transposed));          \
+    }                                                                                                                  \
+    template <bool Transposed> static DEVICE_MEMBER void multiply_async(float(&d)[16], Operand a, u64 b, bool adds) {  \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;\n"                                                         \
+                     "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                                       \
+                     " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "                       \
+                     "{%16, %17, %18, %19}, %20, p, 1, 1, %22;}"                                                       \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),        \
+                       "+f"(d[15])                                                                                     \
                      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"((int)adds), "n"((int)Transposed));          \
     }                                                                                                                  \
     template <bool OfRight = false, bool OfLeft = false>                                                               \

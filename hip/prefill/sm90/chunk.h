@@ -194,6 +194,10 @@ template <class T, int Keys, bool Outputs> class Chunk {
     DEVICE_MEMBER f32x2 decay() const { return *(const f32x2 *)(rows + row_factors * chunk * 4); }
 
   private:
+    // Whether the product with T takes 32 rows at a time and leaves out the upper right 32x32 block, which is zero.
+    // Scan, whose warpgroups compete for the matrix unit, is slower with that: six smaller products take longer than
+    // four.
+    static constexpr bool lower_in_halves = !Outputs;
     // Whether half of Q S0 is queued after the product with T.
     static constexpr bool queued = Outputs && !registers_are_short(Keys);
 
@@ -258,9 +262,20 @@ template <class T, int Keys, bool Outputs> class Chunk {
         a.pin();
         pin(x);
         arch::begin_products();
-        for (int c = 0; c < tiles; ++c) {
-            T::template multiply_async<false>(a.at, x[c][0], matrices + ((matrix + c * Stage::lower_column_bytes) >> 4),
-                                              true);
+        if constexpr (lower_in_halves) {
+            float(&upper)[16] = *(float(*)[16])a.at, (&lower)[16] = *(float(*)[16])(a.at + 16);
+            for (int c = 0; c < tiles; ++c) {
+                const u64 column = matrices + ((matrix + c * Stage::lower_column_bytes) >> 4);
+                if (c < tiles / 2) {
+                    T::template multiply_async<false>(upper, x[c][0], column, true);
+                }
+                T::template multiply_async<false>(lower, x[c][0], column + (Stage::lower_place(32, 0) >> 4), true);
+            }
+        } else {
+            for (int c = 0; c < tiles; ++c) {
+                T::template multiply_async<false>(a.at, x[c][0],
+                                                  matrices + ((matrix + c * Stage::lower_column_bytes) >> 4), true);
+            }
         }
         arch::commit_products();
     }
