@@ -195,8 +195,7 @@ template <class T, int Keys, bool Outputs> class Chunk {
 
   private:
     // Whether the product with T takes 32 rows at a time and leaves out the upper right 32x32 block, which is zero.
-    // Scan, whose warpgroups compete for the matrix unit, is slower with that: six smaller products take longer than
-    // four.
+    // Scan is slower with that on an H200; why is not known.
     static constexpr bool lower_in_halves = !Outputs;
     // Whether half of Q S0 is queued after the product with T.
     static constexpr bool queued = Outputs && !registers_are_short(Keys);
