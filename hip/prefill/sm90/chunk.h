@@ -261,19 +261,16 @@ template <class T, int Keys, bool Outputs> class Chunk {
         a.pin();
         pin(x);
         arch::begin_products();
-        if constexpr (lower_in_halves) {
-            float(&upper)[16] = *(float(*)[16])a.at, (&lower)[16] = *(float(*)[16])(a.at + 16);
-            for (int c = 0; c < tiles; ++c) {
-                const u64 column = matrices + ((matrix + c * Stage::lower_column_bytes) >> 4);
+        for (int c = 0; c < tiles; ++c) {
+            const u64 column = matrices + ((matrix + c * Stage::lower_column_bytes) >> 4);
+            if constexpr (lower_in_halves) {
+                float(&upper)[16] = *(float(*)[16])a.at, (&lower)[16] = *(float(*)[16])(a.at + 16);
                 if (c < tiles / 2) {
                     T::template multiply_async<false>(upper, x[c][0], column, true);
                 }
                 T::template multiply_async<false>(lower, x[c][0], column + (Stage::lower_place(32, 0) >> 4), true);
-            }
-        } else {
-            for (int c = 0; c < tiles; ++c) {
-                T::template multiply_async<false>(a.at, x[c][0],
-                                                  matrices + ((matrix + c * Stage::lower_column_bytes) >> 4), true);
+            } else {
+                T::template multiply_async<false>(a.at, x[c][0], column, true);
             }
         }
         arch::commit_products();
