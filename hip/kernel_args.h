@@ -610,12 +610,12 @@ typedef struct dwk_norm_args {
     int32_t weight_type;
     float mean; /* 1 / V */
     float eps;
-    uint32_t flags; /* DWK_NORM_* */
-    int32_t pad0;
+    uint32_t flags;      /* DWK_NORM_* */
+    int32_t group_heads; /* of a workgroup: its threads over the lanes of a row */
 } dwk_norm_args;
 
 /* norm_backward_{bf16,f16}: gradients of x and z, and sums for that of the weight. In `norm`, y is the gradient of y,
- * read, and `run` the rows that each row of lanes computes, one after the other. */
+ * read, `run` is the rows that each row of lanes computes, one after the other, and `group_heads` is not read. */
 typedef struct dwk_norm_backward_args {
     dwk_norm_args norm;
     void *d_x;              /* [T, HV, V]; null: not written */

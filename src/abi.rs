@@ -1582,7 +1582,7 @@ pub struct dwk_norm_args {
     pub mean: f32,
     pub eps: f32,
     pub flags: u32,
-    pub pad0: i32,
+    pub group_heads: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1619,8 +1619,8 @@ const _: () = {
     ["Offset of field: dwk_norm_args::eps"][::core::mem::offset_of!(dwk_norm_args, eps) - 132usize];
     ["Offset of field: dwk_norm_args::flags"]
         [::core::mem::offset_of!(dwk_norm_args, flags) - 136usize];
-    ["Offset of field: dwk_norm_args::pad0"]
-        [::core::mem::offset_of!(dwk_norm_args, pad0) - 140usize];
+    ["Offset of field: dwk_norm_args::group_heads"]
+        [::core::mem::offset_of!(dwk_norm_args, group_heads) - 140usize];
 };
 impl Default for dwk_norm_args {
     fn default() -> Self {

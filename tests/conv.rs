@@ -83,6 +83,30 @@ fn lengths_around_runs_and_blocks() {
     }
 }
 
+/// Many sequences leave a thread the longest run that the target has. The sequences end everywhere within it.
+#[test]
+fn the_longest_runs() {
+    let context = context();
+    let lengths: Vec<usize> = (0..700).map(|n| n * 37 % 271).collect();
+    for (dtype, width, qk_l2norm) in [
+        (Dtype::Bf16, 4, false),
+        (Dtype::F16, 4, true),
+        (Dtype::Bf16, 2, true),
+        (Dtype::F16, 3, false),
+    ] {
+        let spec = ConvSpec {
+            qk_l2norm,
+            ..spec(dtype, [1, 1], [8, 8], width)
+        };
+        let case = Case {
+            tail: 3,
+            has_initial: 0b0110_1101,
+            ..Case::new(spec, &lengths)
+        };
+        check(&context, &case);
+    }
+}
+
 /// Dimensions without any divisor, odd addresses and strides, heads apart from each other: one channel at a time.
 #[test]
 fn channels_without_divisors_and_odd_addresses() {

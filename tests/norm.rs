@@ -281,8 +281,8 @@ fn shapes_of_models() {
     }
 }
 
-/// Runs of tokens that end within the four that are loaded at once: it takes more rows than two workgroups of each
-/// compute unit have.
+/// Runs of tokens that end within those that are loaded at once: it takes more rows than two workgroups of each compute
+/// unit have.
 #[test]
 fn several_tokens_of_a_lane() {
     let context = context();

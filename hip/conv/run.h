@@ -8,6 +8,9 @@
 namespace conv {
 
 constexpr int rows_at_once = 4; // rows whose loads are in flight together
+// Whether a thread loads the next rows while it computes those that it has. On gfx942 they would take the registers of
+// a wave on each SIMD.
+constexpr bool loads_ahead = arch::Traits::one_die;
 
 // Whether rows of a head are divided by their norm. The threads of a lane group sum the squares.
 enum Norm { without_norm, with_norm };
@@ -31,18 +34,27 @@ template <class Values> DEVICE Values normed(Values y, bool counts, int lane_gro
     return y * norm_factor(counts ? squares.x + squares.y : 0.0f, lane_group_log2);
 }
 
-// Computes y = activation(filter * x), and y / |y| with norms, for `Rows` tokens from `from` to `to`. Advances both
-// pointers.
-template <int Rows, Norm Norms, class T, int Width, int N>
-DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values (&before)[Width - 1], const Work &work,
-                 int lane_group_log2, const char *&from, char *&to) {
-    typename Channels<N>::Bits raw[Rows];
+// Rows of a thread's channels, unconverted.
+template <int Rows, int N> struct Raw {
+    typename Channels<N>::Bits row[Rows];
+};
+
+// Loads `Rows` tokens. Advances the pointer. Waits for nothing.
+template <int Rows, int N> DEVICE Raw<Rows, N> load(const Work &work, const char *&from) {
+    Raw<Rows, N> raw;
     for (int i = 0; i < Rows; ++i) {
-        raw[i] = Channels<N>::load(from);
+        raw.row[i] = Channels<N>::load(from);
         from += work.from_stride;
     }
+    return raw;
+}
+
+// Computes y = activation(filter * x), and y / |y| with norms, for `Rows` tokens. Advances the pointer.
+template <Norm Norms, class T, int Width, int Rows, int N>
+DEVICE void step(const Filter<T, Width, N> &filter, typename Channels<N>::Values (&before)[Width - 1], const Work &work,
+                 int lane_group_log2, const Raw<Rows, N> &raw, char *&to) {
     for (int i = 0; i < Rows; ++i) {
-        typename Channels<N>::Values y = filter.apply(before, raw[i]);
+        typename Channels<N>::Values y = filter.apply(before, raw.row[i]);
         if constexpr (Norms == with_norm) {
             y = normed(y, work.writes, lane_group_log2);
         }
@@ -83,13 +95,31 @@ DEVICE void convolve(const dwk_conv_args &x, const Work &work) {
     const char *from = work.from + work.begin * work.from_stride;
     char *to = work.to + work.begin * work.to_stride;
     int left = work.end - work.begin;
+    const auto load_rows = [&]() __attribute__((always_inline)) { return load<rows_at_once, N>(work, from); };
+    const auto compute = [&](const auto &raw) __attribute__((always_inline)) {
+        step<Norms>(filter, before, work, x.lane_group_log2, raw, to);
+    };
+    if constexpr (loads_ahead && !Draft) {
+        if (left >= rows_at_once) {
+            Raw<rows_at_once, N> raw = load_rows();
 #pragma unroll 1
-    for (; left >= rows_at_once; left -= rows_at_once) {
-        step<rows_at_once, Norms>(filter, before, work, x.lane_group_log2, from, to);
+            for (; left >= 2 * rows_at_once; left -= rows_at_once) {
+                const Raw<rows_at_once, N> next = load_rows();
+                compute(raw);
+                raw = next;
+            }
+            compute(raw);
+            left -= rows_at_once;
+        }
+    } else {
+#pragma unroll 1
+        for (; left >= rows_at_once; left -= rows_at_once) {
+            compute(load_rows());
+        }
     }
 #pragma unroll 1
     for (; left > 0; --left) {
-        step<1, Norms>(filter, before, work, x.lane_group_log2, from, to);
+        compute(load<1, N>(work, from));
     }
 }
 

@@ -15,8 +15,9 @@ namespace {
 using piece::octet;
 typedef piece::Octet Values;
 
-constexpr int threads = 256;
-constexpr int rows_at_once = 4; // of a lane, loads in flight together
+constexpr int threads = 256;                                // at most
+constexpr int rows_at_once = arch::Traits::one_die ? 3 : 4; // of a lane, loads in flight together
+constexpr int residency = arch::Traits::one_die ? 4 : 3;    // with so many threads
 constexpr int short_row = 16 * octet;
 static_assert(threads % 32 == 0 && arch::lanes % 32 == 0, "a row is within a wave");
 
@@ -158,7 +159,7 @@ DEVICE int walk_rows(Norm &norm, const Rows &rows, const dwk_norm_args &x, int c
 
 template <class T, bool Whole> DEVICE void walk(const dwk_norm_args &x) {
     const int row_lanes = x.value_dim > short_row ? 32 : 16;
-    const u32 index = arch::workgroup() * (threads / row_lanes) + arch::thread() / row_lanes;
+    const u32 index = arch::workgroup() * x.group_heads + arch::thread() / row_lanes;
     const int run = index / (u32)x.value_heads, head = index - run * x.value_heads;
     const int column = arch::thread() % row_lanes * octet;
     const int block = (u32)head / (u32)x.block_heads;
@@ -192,5 +193,5 @@ template <class T> DEVICE void norm(const dwk_norm_args &x) {
 
 } // namespace
 
-KERNEL(threads, 3) void dw_norm_bf16(dwk_norm_args x) { norm<arch::Bf16>(x); }
-KERNEL(threads, 3) void dw_norm_f16(dwk_norm_args x) { norm<arch::F16>(x); }
+KERNEL(threads, residency) void dw_norm_bf16(dwk_norm_args x) { norm<arch::Bf16>(x); }
+KERNEL(threads, residency) void dw_norm_f16(dwk_norm_args x) { norm<arch::F16>(x); }

@@ -34,6 +34,12 @@ pub struct Target {
     pub(crate) decode_few_room: usize,
     /// Most (sequence, value head) for which `decode_norm` is faster than decode and norm one after the other.
     pub(crate) decode_norm_rows: usize,
+    /// Most tokens of a thread of `conv`, a power of two.
+    pub(crate) conv_longest_run: u32,
+    /// Tokens of a head that a lane of `norm` computes where there are many, as many as the kernel loads at once, and threads
+    /// of its workgroups then.
+    pub(crate) norm_run: usize,
+    pub(crate) norm_threads: u32,
     /// Value columns of a workgroup of `prefill_short`: one wave.
     pub(crate) short_columns: usize,
     /// Whether `prefill_short` leaves the bits of `prefill_scan`. Only then may `PrefillPath::Auto` choose it: a sequence that
@@ -214,6 +220,9 @@ static CDNA: Target = {
         fused_summarise: [FUSED; FUSED_BUCKETS],
         decode_few_room: 2, // modelled for an MI300X with 32 value heads: 3% to 10% less at batch 1
         decode_norm_rows: usize::MAX,
+        conv_longest_run: 32, // modelled for an MI300X: with 64, 32768 tokens take 302 us in place of 297
+        norm_run: 4,
+        norm_threads: 256,
         short_columns: 32,
         short_has_bits_of_scan: true,
         costs: Costs {
@@ -353,6 +362,10 @@ static SM90: Target = {
         // A workgroup of whole rows has a multiprocessor for itself. Measured on an H200, layers of 32 value heads without
         // initial states: 22.0 us at batch 8; apart, 25.8 at 12 and 38.6 at 32, where an older `decode_norm` took 59.6.
         decode_norm_rows: 256,
+        conv_longest_run: 128,
+        // Measured on an H200, 32 value heads: 2% less from 512 to 8192 tokens than four tokens and 256 threads.
+        norm_run: 3,
+        norm_threads: 64,
         short_columns: 16,
         // On an H200 the last bits of states differ: it multiplies with mma.sync, prefill_scan with wgmma.
         short_has_bits_of_scan: false,

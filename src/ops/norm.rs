@@ -18,7 +18,7 @@ use crate::abi::{self, dwk_norm_args};
 use crate::alias::{self, Span};
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind, Result};
-use crate::kernels::{self, Kernel};
+use crate::kernels::{self, Kernel, Target};
 use crate::runtime::{Context, Stream};
 use crate::tensor::{Batch, Tensor, Tokens, TokensMut};
 use crate::types::Dtype;
@@ -26,13 +26,12 @@ use crate::types::Dtype;
 /// Largest row.
 pub const MAX_VALUE_DIM: usize = 256;
 
-const THREADS: usize = 256;
+/// Threads of a workgroup where there are few tokens, and most threads of any workgroup.
+const THREADS: u32 = 256;
 /// Numbers of a row that a lane owns.
 const LANE_ELEMENTS: usize = 8;
 /// Lanes of a row of up to 128 numbers, and of a longer one.
 const ROW_LANES: [usize; 2] = [16, 32];
-/// Tokens per lane, the number that it loads at once. Fewer if there would be too few workgroups.
-const RUN: usize = 4;
 
 /// Gate of the norm, a function of z.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -70,6 +69,7 @@ pub(crate) struct LaunchArguments {
     kernel: Kernel<dwk_norm_args>,
     arguments: dwk_norm_args,
     groups: u32,
+    threads: u32,
 }
 
 /// Checks that eps is a finite, positive normal f32, so that the root is normal too.
@@ -86,7 +86,7 @@ impl GatedNorm<'_> {
         kernels::norm(self.y.0.0.dtype).name()
     }
 
-    fn lower_tensors(&self, compute_units: u32) -> Checked<LaunchArguments> {
+    fn lower_tensors(&self, target: &Target, compute_units: u32) -> Checked<LaunchArguments> {
         let y = &self.y.0;
         let [_, tokens, value_heads, value_dim] = y.0.shape;
         let dtype = y.0.dtype;
@@ -124,16 +124,18 @@ impl GatedNorm<'_> {
         check_eps(self.eps)?;
 
         let row_lanes = row_lanes(value_dim);
-        let groups = |run: usize| {
+        let groups = |run: usize, threads: u32| {
             let rows = (tokens.div_ceil(run) as u64).saturating_mul(value_heads as u64);
-            rows.div_ceil((THREADS / row_lanes) as u64)
+            rows.div_ceil(u64::from(threads) / row_lanes as u64)
         };
-        let run = match groups(RUN) >= 2 * u64::from(compute_units) {
-            true => RUN,
-            false => 1,
+        let many = groups(target.norm_run, THREADS) >= 2 * u64::from(compute_units);
+        let (run, threads) = match many {
+            true => (target.norm_run, target.norm_threads),
+            false => (1, THREADS),
         };
+        let groups = groups(run, threads);
         check::ensure(
-            groups(run) < 1 << 24 && i32::try_from(tokens).is_ok(),
+            groups < (1 << 32) / u64::from(threads) && i32::try_from(tokens).is_ok(),
             || refuse_shape("a launch must have fewer than 2^32 threads".to_owned()),
         )?;
         let arguments = dwk_norm_args {
@@ -158,12 +160,13 @@ impl GatedNorm<'_> {
                 OutputGate::Silu => abi::DWK_NORM_SILU,
                 OutputGate::Sigmoid => 0,
             },
-            pad0: 0,
+            group_heads: (threads as usize / row_lanes) as i32,
         };
         Ok(LaunchArguments {
             kernel: kernels::norm(dtype),
             arguments,
-            groups: groups(run) as u32,
+            groups: groups as u32,
+            threads,
         })
     }
 
@@ -204,7 +207,7 @@ impl GatedNorm<'_> {
         for (name, owner) in owners {
             owner.map_or(Ok(()), |owner| check::device(name, owner, context))?;
         }
-        Ok(self.lower_tensors(context.device().compute_units)?)
+        Ok(self.lower_tensors(context.target(), context.device().compute_units)?)
     }
 }
 
@@ -219,7 +222,7 @@ impl LaunchArguments {
         if self.groups == 0 {
             return Ok(());
         }
-        let (groups, threads) = (self.groups, THREADS as u32);
+        let (groups, threads) = (self.groups, self.threads);
         // SAFETY: views of buffers borrow their memory; callers of `from_raw` vouch for raw views.
         unsafe { context.launch(stream, self.kernel, groups, threads, &self.arguments) }
     }

@@ -22,8 +22,9 @@ pub(super) const THREADS: u32 = 256;
 const OCTET: usize = 8;
 /// Most channels in total, so that channel indices stay far below 2^31.
 const MAX_CHANNELS: usize = 1 << 24;
-/// Log2 of the most tokens of a thread. It also reads the `width - 1` tokens before them.
-const LONGEST_RUN_LOG2: u32 = 5;
+/// Log2 of the most tokens of a thread on any target ([`Target::conv_longest_run`](crate::kernels::Target)). It also reads the
+/// `width - 1` tokens before them.
+const LONGEST_RUN_LOG2: u32 = 7;
 /// Log2 of the least tokens of a thread: the number that it loads at once.
 const SHORTEST_RUN_LOG2: u32 = 2;
 /// Most workgroups that compute gates. Few suffice: they start first and run while the others convolve.
@@ -96,7 +97,13 @@ pub(crate) struct LaunchArguments {
 
 impl Division {
     /// Chooses runs per block so that few threads are idle, then shortens runs until every compute unit has work.
-    fn new(lanes: usize, tokens: usize, sequences: usize, compute_units: u32, dies: u32) -> Self {
+    fn new(
+        lanes: usize,
+        tokens: usize,
+        sequences: usize,
+        [compute_units, dies]: [u32; 2],
+        longest_run: u32,
+    ) -> Self {
         let groups = |runs_log2: u32| (lanes << runs_log2).div_ceil(THREADS as usize);
         let idle = |runs_log2: &u32| groups(*runs_log2) * THREADS as usize - (lanes << runs_log2);
         // Idle threads in sixteenths, rounded down.
@@ -116,7 +123,7 @@ impl Division {
             }
         };
         let enough = |d: &Division| d.grid >= 2 * u64::from(compute_units);
-        let longer = (SHORTEST_RUN_LOG2 + 1..=LONGEST_RUN_LOG2).rev();
+        let longer = (SHORTEST_RUN_LOG2 + 1..=longest_run.ilog2()).rev();
         let found = longer.map(of_run).find(enough);
         found.unwrap_or_else(|| of_run(SHORTEST_RUN_LOG2))
     }
@@ -235,8 +242,9 @@ impl Shape {
         )?;
         let lane_group = LaneGroup::new(&spec);
         let lanes = lane_group.lanes.iter().sum();
-        let (compute_units, dies) = (context.device().compute_units, context.dies());
-        let division = Division::new(lanes, tokens, sequences, compute_units, dies);
+        let device = [context.device().compute_units, context.dies()];
+        let longest = context.target().conv_longest_run;
+        let division = Division::new(lanes, tokens, sequences, device, longest);
         check::ensure(division.grid < 1 << 24, || {
             let was = format!(
                 "{tokens} tokens, {sequences} sequences, {} channels",
@@ -596,7 +604,7 @@ mod tests {
     use super::*;
 
     fn division(octets: usize, tokens: usize, sequences: usize) -> (u32, u32, u32) {
-        let d = Division::new(octets, tokens, sequences, 304, 8);
+        let d = Division::new(octets, tokens, sequences, [304, 8], 32);
         (1 << d.run_log2, 1 << d.block_log2, d.groups)
     }
 
@@ -611,7 +619,7 @@ mod tests {
         assert_eq!(division(48, 32_768, 1), (8, 128, 3));
         assert_eq!(division(1, 7, 3).0, 4);
         for octets in 1..2000 {
-            let d = Division::new(octets, 8192, 5, 304, 8);
+            let d = Division::new(octets, 8192, 5, [304, 8], 32);
             let runs = 1 << (d.block_log2 - d.run_log2);
             assert!(d.groups as usize * THREADS as usize >= octets * runs);
             assert!(d.grid.is_multiple_of(8));

@@ -246,7 +246,7 @@ impl GatedNormBackward<'_> {
                     OutputGate::Silu => abi::DWK_NORM_SILU,
                     OutputGate::Sigmoid => 0,
                 },
-                pad0: 0,
+                group_heads: 0,
             },
             d_x,
             d_z,
