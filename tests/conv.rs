@@ -83,24 +83,56 @@ fn lengths_around_runs_and_blocks() {
     }
 }
 
-/// Many sequences leave a thread the longest run that the target has. The sequences end everywhere within it.
+/// Many tokens give a thread the longest run that the target has, 128 on an H200. Sequences end everywhere within it.
 #[test]
 fn the_longest_runs() {
     let context = context();
-    let lengths: Vec<usize> = (0..700).map(|n| n * 37 % 271).collect();
-    for (dtype, width, qk_l2norm) in [
-        (Dtype::Bf16, 4, false),
-        (Dtype::F16, 4, true),
-        (Dtype::Bf16, 2, true),
-        (Dtype::F16, 3, false),
+    // Three octets of channels make blocks of sixteen runs, of which each compute unit must have two.
+    let run = match context.device().arch.as_str() {
+        "sm_90a" => 128,
+        _ => 32,
+    };
+    let tokens = 2 * 16 * run * context.device().compute_units as usize;
+    let short = (0..700).map(|n| n * 37 % 271);
+    let lengths: Vec<usize> = short.chain([tokens / 8 + 1; 8]).collect();
+    for (dtype, width, layout, qk_l2norm) in [
+        (Dtype::Bf16, 4, Layout::Flat, false),
+        (Dtype::F16, 4, Layout::Interleaved, true),
     ] {
         let spec = ConvSpec {
             qk_l2norm,
             ..spec(dtype, [1, 1], [8, 8], width)
         };
         let case = Case {
+            layout,
             tail: 3,
             has_initial: 0b0110_1101,
+            ..Case::new(spec, &lengths)
+        };
+        check(&context, &case);
+    }
+}
+
+/// Many sequences whose tokens make runs of more than the four that a thread loads at once.
+#[test]
+fn runs_of_many_sequences() {
+    let context = context();
+    let lengths: Vec<usize> = (0..700).map(|n| n * 37 % 97).collect();
+    for (dtype, width, dims, layout, qk_l2norm) in [
+        (Dtype::Bf16, 4, [40, 24], Layout::Interleaved, true),
+        (Dtype::F16, 2, [8, 8], Layout::Flat, true),
+        (Dtype::Bf16, 3, [12, 20], Layout::Flat, false),
+    ] {
+        let spec = ConvSpec {
+            qk_l2norm,
+            ..spec(dtype, [1, 2], dims, width)
+        };
+        let case = Case {
+            layout,
+            tail: 3,
+            has_initial: 0b0110_1101,
+            padding: 0b1000,
+            has_slots: true,
             ..Case::new(spec, &lengths)
         };
         check(&context, &case);

@@ -99,23 +99,18 @@ DEVICE void convolve(const dwk_conv_args &x, const Work &work) {
     const auto compute = [&](const auto &raw) __attribute__((always_inline)) {
         step<Norms>(filter, before, work, x.lane_group_log2, raw, to);
     };
-    if constexpr (loads_ahead && !Draft) {
-        if (left >= rows_at_once) {
-            Raw<rows_at_once, N> raw = load_rows();
+    constexpr bool ahead = loads_ahead && !Draft; // drafts are few tokens
+    Raw<rows_at_once, N> next{};
+    if (ahead && left >= rows_at_once) {
+        next = load_rows();
+    }
 #pragma unroll 1
-            for (; left >= 2 * rows_at_once; left -= rows_at_once) {
-                const Raw<rows_at_once, N> next = load_rows();
-                compute(raw);
-                raw = next;
-            }
-            compute(raw);
-            left -= rows_at_once;
+    for (; left >= rows_at_once; left -= rows_at_once) {
+        const Raw<rows_at_once, N> raw = ahead ? next : load_rows();
+        if (ahead && left >= 2 * rows_at_once) {
+            next = load_rows();
         }
-    } else {
-#pragma unroll 1
-        for (; left >= rows_at_once; left -= rows_at_once) {
-            compute(load_rows());
-        }
+        compute(raw);
     }
 #pragma unroll 1
     for (; left > 0; --left) {

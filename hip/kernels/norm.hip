@@ -17,7 +17,7 @@ typedef piece::Octet Values;
 
 constexpr int threads = 256;                                // at most
 constexpr int rows_at_once = arch::Traits::one_die ? 3 : 4; // of a lane, loads in flight together
-constexpr int residency = arch::Traits::one_die ? 4 : 3;    // with so many threads
+constexpr int residency = arch::Traits::one_die ? 4 : 3;    // workgroups of 256 on a multiprocessor; waves on a SIMD
 constexpr int short_row = 16 * octet;
 static_assert(threads % 32 == 0 && arch::lanes % 32 == 0, "a row is within a wave");
 

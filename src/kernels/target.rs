@@ -363,7 +363,7 @@ static SM90: Target = {
         // initial states: 22.0 us at batch 8; apart, 25.8 at 12 and 38.6 at 32, where an older `decode_norm` took 59.6.
         decode_norm_rows: 256,
         conv_longest_run: 128,
-        // Measured on an H200, 32 value heads: 2% less from 512 to 8192 tokens than four tokens and 256 threads.
+        // Measured on an H200, 32 value heads: 2% less from 1024 to 8192 tokens than four tokens and 256 threads.
         norm_run: 3,
         norm_threads: 64,
         short_columns: 16,
@@ -502,7 +502,7 @@ impl Target {
         &self.backward_costs[index]
     }
 
-    /// Threads of a workgroup. Kernels that walk chunks may be launched with more: [`Target::most_threads`].
+    /// Threads of a workgroup. Kernels that walk chunks may be launched with more ([`Target::most_threads`]), `norm` with fewer.
     pub fn threads(&self, role: Role) -> u32 {
         match role {
             Role::Commit

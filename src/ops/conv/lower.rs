@@ -104,6 +104,7 @@ impl Division {
         [compute_units, dies]: [u32; 2],
         longest_run: u32,
     ) -> Self {
+        debug_assert!(longest_run <= 1 << LONGEST_RUN_LOG2);
         let groups = |runs_log2: u32| (lanes << runs_log2).div_ceil(THREADS as usize);
         let idle = |runs_log2: &u32| groups(*runs_log2) * THREADS as usize - (lanes << runs_log2);
         // Idle threads in sixteenths, rounded down.
@@ -122,7 +123,12 @@ impl Division {
                 grid: (blocks * groups(runs_log2) as u64).next_multiple_of(dies.into()),
             }
         };
-        let enough = |d: &Division| d.grid >= 2 * u64::from(compute_units);
+        // As if all tokens were of one sequence: many sequences of one token would leave few workgroups for a long one
+        // beside them. If all have one, every run is as good, and long ones make the fewest blocks.
+        let enough = |d: &Division| {
+            let blocks = (tokens >> d.block_log2) as u64 + 2;
+            blocks * u64::from(d.groups) >= 2 * u64::from(compute_units) || tokens <= sequences
+        };
         let longer = (SHORTEST_RUN_LOG2 + 1..=longest_run.ilog2()).rev();
         let found = longer.map(of_run).find(enough);
         found.unwrap_or_else(|| of_run(SHORTEST_RUN_LOG2))
@@ -618,6 +624,18 @@ mod tests {
         // 384 channels: sixteen shorter runs, so that every compute unit has two workgroups.
         assert_eq!(division(48, 32_768, 1), (8, 128, 3));
         assert_eq!(division(1, 7, 3).0, 4);
+        // Tokens make runs long, not sequences.
+        let run = |tokens, sequences| {
+            let d = Division::new(1024, tokens, sequences, [132, 1], 128);
+            1 << d.run_log2
+        };
+        assert_eq!(
+            [1024, 2048, 4096, 8192].map(|n| run(n, 1)),
+            [16, 32, 64, 128]
+        );
+        assert_eq!(run(64 + 512, 65), 8);
+        assert_eq!(run(8192, 64), 128);
+        assert_eq!(run(700, 700), 128);
         for octets in 1..2000 {
             let d = Division::new(octets, 8192, 5, [304, 8], 32);
             let runs = 1 << (d.block_log2 - d.run_log2);
