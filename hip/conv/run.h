@@ -8,8 +8,8 @@
 namespace conv {
 
 constexpr int rows_at_once = 4; // rows whose loads are in flight together
-// Whether a thread loads the next rows while it computes those that it has. On gfx942 they would take the registers of
-// a wave on each SIMD.
+// Whether a thread loads the next rows while it computes those that it has. On gfx942 one wave fewer would then fit on
+// each SIMD.
 constexpr bool loads_ahead = arch::Traits::one_die;
 
 // Whether rows of a head are divided by their norm. The threads of a lane group sum the squares.

@@ -34,7 +34,7 @@ pub struct Target {
     pub(crate) decode_few_room: usize,
     /// Most (sequence, value head) for which `decode_norm` is faster than decode and norm one after the other.
     pub(crate) decode_norm_rows: usize,
-    /// Most tokens of a thread of `conv`, a power of two.
+    /// Most tokens of a thread of `conv`, a power of two. It also reads the `width - 1` tokens before them.
     pub(crate) conv_longest_run: u32,
     /// Tokens of a head that a lane of `norm` computes where there are many, as many as the kernel loads at once, and threads
     /// of its workgroups then.

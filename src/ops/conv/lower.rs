@@ -22,9 +22,6 @@ pub(super) const THREADS: u32 = 256;
 const OCTET: usize = 8;
 /// Most channels in total, so that channel indices stay far below 2^31.
 const MAX_CHANNELS: usize = 1 << 24;
-/// Log2 of the most tokens of a thread on any target ([`Target::conv_longest_run`](crate::kernels::Target)). It also reads the
-/// `width - 1` tokens before them.
-const LONGEST_RUN_LOG2: u32 = 7;
 /// Log2 of the least tokens of a thread: the number that it loads at once.
 const SHORTEST_RUN_LOG2: u32 = 2;
 /// Most workgroups that compute gates. Few suffice: they start first and run while the others convolve.
@@ -104,7 +101,6 @@ impl Division {
         [compute_units, dies]: [u32; 2],
         longest_run: u32,
     ) -> Self {
-        debug_assert!(longest_run <= 1 << LONGEST_RUN_LOG2);
         let groups = |runs_log2: u32| (lanes << runs_log2).div_ceil(THREADS as usize);
         let idle = |runs_log2: &u32| groups(*runs_log2) * THREADS as usize - (lanes << runs_log2);
         // Idle threads in sixteenths, rounded down.
@@ -229,7 +225,8 @@ impl Shape {
             ArgumentError::new("width", ArgumentKind::Shape, spec.width, allowed)
         })?;
         // Workgroups past the last block (fewer than the dies) compute token numbers beyond the batch.
-        let beyond = 32 * (1 << (LONGEST_RUN_LOG2 + MOST_RUNS_LOG2));
+        let longest_run = context.target().conv_longest_run;
+        let beyond = 32 * (longest_run << MOST_RUNS_LOG2) as usize;
         let most_tokens = i32::MAX as usize - beyond;
         check::ensure(tokens <= most_tokens, || {
             let allowed = format!("at most {most_tokens} tokens");
@@ -249,8 +246,7 @@ impl Shape {
         let lane_group = LaneGroup::new(&spec);
         let lanes = lane_group.lanes.iter().sum();
         let device = [context.device().compute_units, context.dies()];
-        let longest = context.target().conv_longest_run;
-        let division = Division::new(lanes, tokens, sequences, device, longest);
+        let division = Division::new(lanes, tokens, sequences, device, longest_run);
         check::ensure(division.grid < 1 << 24, || {
             let was = format!(
                 "{tokens} tokens, {sequences} sequences, {} channels",
