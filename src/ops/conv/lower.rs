@@ -22,6 +22,8 @@ pub(super) const THREADS: u32 = 256;
 const OCTET: usize = 8;
 /// Most channels in total, so that channel indices stay far below 2^31.
 const MAX_CHANNELS: usize = 1 << 24;
+/// Most tokens of a thread where there are no more tokens than sequences.
+const DECODES_RUN: u32 = 32;
 /// Log2 of the least tokens of a thread: the number that it loads at once.
 const SHORTEST_RUN_LOG2: u32 = 2;
 /// Most workgroups that compute gates. Few suffice: they start first and run while the others convolve.
@@ -120,10 +122,17 @@ impl Division {
             }
         };
         // As if all tokens were of one sequence: many sequences of one token would leave few workgroups for a long one
-        // beside them. If all have one, every run is as good, and long ones make the fewest blocks.
+        // beside them. In a step of decodes each token is a block, whatever the run, and long runs make the fewest others.
+        let decodes = tokens <= sequences;
         let enough = |d: &Division| {
-            let blocks = (tokens >> d.block_log2) as u64 + 2;
-            blocks * u64::from(d.groups) >= 2 * u64::from(compute_units) || tokens <= sequences
+            let as_one = ((tokens >> d.block_log2) as u64 + 2) * u64::from(d.groups);
+            let workgroups = if decodes { d.grid } else { as_one };
+            workgroups >= 2 * u64::from(compute_units)
+        };
+        // A plan for decodes may be used for one long sequence.
+        let longest_run = match decodes {
+            true => longest_run.min(DECODES_RUN),
+            false => longest_run,
         };
         let longer = (SHORTEST_RUN_LOG2 + 1..=longest_run.ilog2()).rev();
         let found = longer.map(of_run).find(enough);
@@ -631,7 +640,8 @@ mod tests {
         );
         assert_eq!(run(64 + 512, 65), 8);
         assert_eq!(run(8192, 64), 128);
-        assert_eq!(run(700, 700), 128);
+        assert_eq!(run(701, 700), 8);
+        assert_eq!([16, 64, 700].map(|n| run(n, n)), [4, 32, 32]);
         for octets in 1..2000 {
             let d = Division::new(octets, 8192, 5, [304, 8], 32);
             let runs = 1 << (d.block_log2 - d.run_log2);
