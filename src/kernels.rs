@@ -12,7 +12,6 @@ use crate::types::{Dtype, StateLayout};
 
 mod target;
 
-pub(crate) use target::COMBINE_COLUMNS;
 pub use target::Target;
 pub(crate) use target::{Costs, KernelCost, Walk, dies};
 

@@ -86,6 +86,7 @@ fn ptx_divides_work_as_the_host_launches_it() {
             assert_second_parameter(name, entry, target.second_argument_bytes(row.role));
             if let Role::PrefillScan(keys)
             | Role::PrefillSummarise(keys)
+            | Role::PrefillCombine(keys)
             | Role::PrefillFused(keys)
             | Role::PrefillFusedSummarise(keys) = row.role
             {

@@ -11,8 +11,7 @@
 
 namespace {
 
-using prefill::Chain;
-using prefill::wave_rows;
+using prefill::Chains;
 
 // Finds the first segment from `from` on that forgets (`forgets` true) or does not (false). Returns `count` if none
 // does.
@@ -43,20 +42,18 @@ DEVICE ChainUnit chain_unit(const dwk_prefill_combine_args &x, int unit) {
 }
 
 // Combines each run of segments that do not forget. The state before such a run is known.
-template <int Keys>
-DEVICE void combine_unit(const dwk_prefill_combine_args &x, prefill::StateExchange<Keys> &exchange, ChainUnit unit) {
+template <int Keys> DEVICE void combine_unit(const dwk_prefill_combine_args &x, Chains<Keys> &chains, ChainUnit unit) {
 #pragma unroll 1
     for (int segment = 1; segment < unit.count;) {
         const int begin = next_that(false, x, unit.first, unit.head, segment, unit.count);
         segment = next_that(true, x, unit.first, unit.head, begin, unit.count);
         if (begin < segment) {
-            Chain<Keys>(x, exchange, unit.first + begin - 1, unit.head, unit.slab).run(segment - begin + 1);
+            chains.run(unit.first + begin - 1, unit.head, unit.slab, segment - begin + 1);
         }
     }
 }
 
 template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
-    SHARED static prefill::StateExchange<Keys> exchange;
     const int units = x.chains_count * x.value_heads * x.slabs;
     int unit = arch::workgroup();
     // The list is older than prefill_prepare, beside which this kernel may run.
@@ -65,11 +62,12 @@ template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
         arch::end_without_work();
         return;
     }
+    Chains<Keys> chains(x);
     arch::wait_for_previous_kernel();
     arch::let_next_kernel_begin();
 #pragma unroll 1
     do {
-        combine_unit<Keys>(x, exchange, work);
+        combine_unit<Keys>(x, chains, work);
         unit = prefill::next_unit(unit);
         if (unit >= units) {
             break;
@@ -81,8 +79,14 @@ template <int Keys> DEVICE void combine(const dwk_prefill_combine_args &x) {
 } // namespace
 
 #define COMBINE(keys)                                                                                                  \
-    KERNEL(keys / wave_rows * arch::lanes, prefill::combine_residency)                                                 \
+    KERNEL(prefill::combine_threads(keys), prefill::combine_residency)                                                 \
     void dw_prefill_combine_k##keys(dwk_prefill_combine_args x) { combine<keys>(x); }
+
+COMBINE_SHARED_BYTES(64)
+COMBINE_SHARED_BYTES(96)
+COMBINE_SHARED_BYTES(128)
+COMBINE_SHARED_BYTES(192)
+COMBINE_SHARED_BYTES(256)
 
 COMBINE(64)
 COMBINE(96)

@@ -23,6 +23,8 @@ pub struct Target {
     pub(crate) units_chunks: u32,
     /// Workgroups of `prefill_summarise`, for each of [`KEY_BUCKETS`].
     summarise: [Walk; KEY_BUCKETS.len()],
+    /// Workgroups of `prefill_combine`, likewise.
+    combine: [Walk; KEY_BUCKETS.len()],
     /// Whether `prefill_scan` and `prefill_summarise` take descriptions of q, k, v and states, with which the copy engine (TMA) reads
     /// them, as a second argument.
     takes_maps: bool,
@@ -135,7 +137,7 @@ pub(crate) struct KernelCost {
     pub(crate) residency: usize,
 }
 
-/// A workgroup that walks the chunks of a segment.
+/// A workgroup that walks the chunks of a segment, or chains summaries.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Walk {
     pub(crate) threads: u32,
@@ -156,9 +158,6 @@ pub(crate) struct Gradients {
     /// Whether a workgroup on each compute unit does all the work. Otherwise one does a (chunk, key head).
     pub(crate) persistent: bool,
 }
-
-/// Value columns of a workgroup of `prefill_combine`.
-pub(crate) const COMBINE_COLUMNS: usize = 16;
 
 /// CDNA, `hip/prefill/gfx9/layout.h`.
 static CDNA: Target = {
@@ -208,6 +207,15 @@ static CDNA: Target = {
         columns: 128,
         ..SCAN
     };
+    // A wave owns 32 rows of M.
+    const fn combine(threads: u32) -> Walk {
+        Walk {
+            threads,
+            wide_threads: threads,
+            columns: 16,
+            shared_bytes: 0,
+        }
+    }
     Target {
         lengths_threads: 1024,
         wave_threads: 64,
@@ -215,6 +223,13 @@ static CDNA: Target = {
         scan: [SCAN; KEY_BUCKETS.len()],
         units_chunks: 0,
         summarise: [WALK; KEY_BUCKETS.len()],
+        combine: [
+            combine(128),
+            combine(192),
+            combine(256),
+            combine(384),
+            combine(512),
+        ],
         takes_maps: false,
         fused: [FUSED; FUSED_BUCKETS],
         fused_summarise: [FUSED; FUSED_BUCKETS],
@@ -280,6 +295,15 @@ static SM90: Target = {
             threads: 256,
             wide_threads,
             columns: 64,
+            shared_bytes,
+        }
+    }
+    // A warp owns 16 rows of M; one more copies M.
+    const fn combine(threads: u32, shared_bytes: u32) -> Walk {
+        Walk {
+            threads,
+            wide_threads: threads,
+            columns: 16,
             shared_bytes,
         }
     }
@@ -353,6 +377,13 @@ static SM90: Target = {
             walk(256, 130_048),
             walk(256, 154_624),
         ],
+        combine: [
+            combine(160, 139_392),
+            combine(224, 196_736),
+            combine(288, 213_120),
+            combine(416, 221_312),
+            combine(544, 229_504),
+        ],
         takes_maps: true,
         fused: [fused(164_784), fused(230_320), fused(230_320)],
         fused_summarise: [fused(107_440), fused(140_208), fused(140_208)],
@@ -381,7 +412,7 @@ static SM90: Target = {
                 chunk_shared: 1.25,
                 residency: 2,
             },
-            // A step takes 1.5 us. Chains end where gates forget, so most are short.
+            // A step takes 1.2 us. Chains end where gates forget, so most are short.
             combine: 0.3,
             launch: 6.5,
             combine_launch: 0.0,
@@ -472,6 +503,11 @@ impl Target {
         &self.scan[bucket_index]
     }
 
+    /// Workgroup of `prefill_combine` for `KEY_BUCKETS[bucket_index]`.
+    pub(crate) fn combine(&self, bucket_index: usize) -> &Walk {
+        &self.combine[bucket_index]
+    }
+
     /// Workgroup of `prefill_summarise` for `KEY_BUCKETS[bucket_index]`.
     pub(crate) fn summarise(&self, bucket_index: usize) -> &Walk {
         &self.summarise[bucket_index]
@@ -527,9 +563,8 @@ impl Target {
             | Role::PrefillFused(_)
             | Role::PrefillFusedSummarise(_)
             | Role::BackwardSummarise(_)
-            | Role::BackwardWalk(_) => self.walk(role).map_or(0, |walk| walk.threads),
-            // A wave of 64 lanes owns 32 rows of M; a wave of 32 lanes owns 16.
-            Role::PrefillCombine(bucket) => 2 * bucket as u32,
+            | Role::BackwardWalk(_)
+            | Role::PrefillCombine(_) => self.walk(role).map_or(0, |walk| walk.threads),
         }
     }
 
@@ -539,7 +574,7 @@ impl Target {
             .map_or(self.threads(role), |walk| walk.wide_threads)
     }
 
-    /// Value columns of a workgroup that walks chunks or computes a short sequence; 0 for other kernels.
+    /// Value columns of a workgroup that walks chunks, chains summaries or computes a short sequence; 0 for other kernels.
     pub fn columns(&self, role: Role) -> usize {
         match role {
             Role::PrefillShort(_) => self.short_columns,
@@ -568,12 +603,13 @@ impl Target {
         }
     }
 
-    /// Workgroup of a kernel that walks the chunks of a segment.
+    /// Workgroup of a kernel that walks the chunks of a segment, or chains summaries.
     fn walk(&self, role: Role) -> Option<&Walk> {
         let index = super::bucket_index;
         match role {
             Role::PrefillScan(bucket) => Some(self.scan(index(bucket))),
             Role::PrefillSummarise(bucket) => Some(self.summarise(index(bucket))),
+            Role::PrefillCombine(bucket) => Some(self.combine(index(bucket))),
             Role::PrefillFused(bucket) => Some(self.fused(index(bucket))),
             Role::PrefillFusedSummarise(bucket) => Some(self.fused_summarise(index(bucket))),
             Role::BackwardSummarise(bucket) | Role::BackwardWalk(bucket) => {

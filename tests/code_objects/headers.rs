@@ -12,9 +12,10 @@ use super::{compiler, folder, root, skip};
 const TARGETS: [(&str, &str); 2] = [("gfx9", "gfx942"), ("sm90", "sm_90a")];
 
 /// The files that choose between targets: the contracts.
-const CONTRACTS: [&str; 9] = [
+const CONTRACTS: [&str; 10] = [
     "arch/contract.h",
     "prefill/backward/schedule.h",
+    "prefill/chain.h",
     "prefill/fused.h",
     "prefill/layout.h",
     "prefill/parts.h",

@@ -6,21 +6,9 @@
 
 namespace prefill {
 
-// Row tiles per wave of combine. Rows of the tiles alternate, so that a lane's rows are adjacent in memory.
+// Row tiles of M per wave of prefill_combine. Rows of the tiles alternate, so that a lane's rows are adjacent in
+// memory.
 constexpr int row_tiles = 2;
-constexpr int wave_rows = 16 * row_tiles;
-// Number of sums that share the terms of a product.
-constexpr int product_sums = 1;
-constexpr bool tiles_are_operands = false;
-// Column tiles of M loaded ahead of the product, and matrices M held in registers.
-constexpr int tiles_ahead(int key_tiles) { return key_tiles <= 8 ? key_tiles : key_tiles / 2; }
-constexpr int matrices_held(int) { return 1; }
-// Whether a tile of M is loaded to the registers of the one that was multiplied. Otherwise all loads come first.
-constexpr bool tiles_reloaded_after_use = true;
-// Waves of combine that share a SIMD. With 1 the compiler would use accumulation registers.
-constexpr int combine_residency = 2;
-// A workgroup has one.
-DEVICE int next_unit(int) { return 0x7fffffff; }
 
 // Splits x into two bf16 numbers, the greater in the high half.
 DEVICE int pack_high_low(float x) {
@@ -87,26 +75,6 @@ DEVICE MatrixTile load_matrix_tile(const float *matrix, int first_row, int tile,
 // Operand tile of S, high and low.
 struct HighLow {
     Operand high, low;
-};
-
-// S in shared memory, in two buffers, stored by columns. Padded so that the columns of an operand lie in different
-// banks.
-template <int Keys> struct StateExchange {
-    int at[2][16][Keys + 4];
-
-    DEVICE_MEMBER void put(float value, int buffer, int row, int column) {
-        at[buffer][column][row] = pack_high_low(value);
-    }
-    DEVICE_MEMBER HighLow get(int buffer, int tile, int lane) const {
-        HighLow out;
-        for (int w = 0; w < arch::operand_words; ++w) {
-            const int row = 16 * tile + arch::operand_element(w, lane);
-            const int *s = &at[buffer][arch::operand_row(w, lane)][row];
-            out.high[w] = arch::high_halves(s[0], s[1]);
-            out.low[w] = arch::low_halves(s[0], s[1]);
-        }
-        return out;
-    }
 };
 
 } // namespace prefill

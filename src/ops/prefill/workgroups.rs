@@ -8,7 +8,7 @@ use super::plan::{self, Counts};
 use super::shape::Shape;
 use crate::check::{self, Checked};
 use crate::error::{ArgumentError, ArgumentKind};
-use crate::kernels::{self, COMBINE_COLUMNS, FUSED_BUCKETS, KernelCost, Walk, bucket_index};
+use crate::kernels::{self, FUSED_BUCKETS, KernelCost, Walk, bucket_index};
 use crate::model::Heads;
 
 /// Division of the columns of a segment and value head.
@@ -43,7 +43,8 @@ impl Shape {
     }
 
     pub(super) fn combine_slabs(&self) -> usize {
-        self.spec.heads.value_dim.div_ceil(COMBINE_COLUMNS)
+        let bucket = bucket_index(self.spec.heads.key_dim);
+        (self.spec.heads.value_dim).div_ceil(self.target.combine(bucket).columns)
     }
 
     /// Workgroups of prepare (one more chunk index for rows past the last sequence), summarise, combine and scan.
