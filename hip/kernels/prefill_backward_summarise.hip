@@ -8,7 +8,8 @@
 // They need no M. A rank's blocks (prefill/backward/segment.h) leave N' of themselves, and N and M where others need
 // them. If the gates forget, M is 0 and is not stored, and walks skip chunks that do not matter.
 //
-// q, k [T, HK, K], v, d_o [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] f32 and M^T or, in reverse, M [K, K].
+// q, k [T, HK, K], v, d_o [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] f32 and M or, in reverse, its transpose
+// [K, K].
 #include "../prefill/backward/schedule.h"
 #include "../prefill/backward/walk.h"
 

@@ -2,11 +2,11 @@
 //   S_1 = N_0,   S_{i+1} = M_i S_i + N_i       S, N [K, 16 columns], M [K, K]
 // written in place of N_i. After a segment that forgets, N_i already is the state, so a chain ends there. One workgroup
 // per (sequence with several summaries, value head, 16 value columns); some targets let it take several of these,
-// where the launch has fewer workgroups. A wave owns some rows of M, and S passes from wave to wave through shared
+// where the launch has fewer workgroups. Waves divide the rows of M, and S passes from wave to wave through shared
 // memory. M and S are sums of two bf16 numbers each (prefill/parts.h). Three of the four products of these are
 // computed, which is accurate to 2^-17. A single bf16 would lose the accuracy of a whole chunk.
 //
-// N, S [V, K] f32; M^T [K, K] as high and low bf16.
+// N, S [V, K] f32; M [K, K] as high and low bf16 (prefill/parts.h).
 #include "../prefill/chain.h"
 
 namespace {

@@ -8,7 +8,7 @@
 // The first segment of a sequence stores the initial state in M's place, because the last segment may overwrite the
 // caller's state meanwhile.
 //
-// k [T, HK, K], v [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] and M^T [K, K], or the initial state [V, K], f32.
+// k [T, HK, K], v [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] and M [K, K], or the initial state [V, K], f32.
 #include "../prefill/fused.h"
 #include "../prefill/parts.h"
 #include "../prefill/warm_up.h"

@@ -8,7 +8,7 @@
 // (prefill/forget.h), M is 0 and is not stored. The walk then skips leading chunks that do not influence the state
 // after the segment. Some targets let a workgroup take several units of work, where the launch has fewer workgroups.
 //
-// k [T, HK, K], v [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] and M^T [K, K], or the initial state [V, K], f32.
+// k [T, HK, K], v [T, HV, V] bf16 or f16; summaries [HV] of N [V, K] and M [K, K], or the initial state [V, K], f32.
 #include "../prefill/forget.h"
 #include "../prefill/parts.h"
 #include "../prefill/walk.h"

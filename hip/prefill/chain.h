@@ -3,10 +3,12 @@
 //
 //   combine_threads(keys), combine_residency
 //                                  threads and residency for KERNEL
-//   Chains<Keys>(x)                shared memory of a workgroup, for launches with so many keys
+//   chain_columns                  columns of S in a workgroup; as in src/kernels/target.rs
+//   Chains<Keys>(x)                shared memory of a workgroup, for K up to `Keys`. All waves construct it; it reads
+//                                  nothing that earlier kernels wrote
 //               .run(first, head, slab, count)
-//                                  chains `count` summaries from `first` on, for these columns of a value head. All
-//                                  waves of the workgroup call it
+//                                  chains `count` summaries, at least 2, from `first` on, for these columns of a value
+//                                  head. All waves call it
 //   next_unit(unit)                the next unit of work of a workgroup, or a number that no unit has
 //   COMBINE_SHARED_BYTES(keys)     states the bytes of dynamic shared memory, if the host requests any
 #pragma once

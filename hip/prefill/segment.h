@@ -107,15 +107,16 @@ DEVICE Work work_of(const dwk_prefill_scan_args &x, int workgroup) {
 // f32 elements of the summary of a (segment that another follows, value head) in the workspace. The segment maps S to M
 // S + N.
 //   N [V, K] f32; once combined, the state after the segment
-//   M^T [K, K], each element as two bf16 numbers (<target>/parts.h). In place of M, a first segment stores the initial
-//   state of its sequence, [V, K] f32, if the last segment may overwrite the caller's state meanwhile.
+//   M [K, K], each element as two bf16 numbers, in the target's order (<target>/parts.h). In place of M, a first
+//   segment stores the initial state of its sequence, [V, K] f32, if the last segment may overwrite the caller's state
+//   meanwhile.
 template <class Arguments> DEVICE int summary_size(const Arguments &x) {
     return (x.value_dim + max_of(x.key_dim, x.value_dim)) * x.key_dim;
 }
 template <class Arguments> DEVICE float *summary_of(const Arguments &x, int summary, int head) {
     return x.states + ((int64_t)summary * x.value_heads + head) * summary_size(x);
 }
-// M^T, or the initial state, of a summary.
+// M, or the initial state, of a summary.
 template <class Arguments> DEVICE float *second_part(float *summary, const Arguments &x) {
     return summary + x.value_dim * x.key_dim;
 }

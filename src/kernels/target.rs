@@ -207,7 +207,7 @@ static CDNA: Target = {
         columns: 128,
         ..SCAN
     };
-    // A wave owns 32 rows of M.
+    // A wave owns 32 rows of M (hip/prefill/gfx9/chain.h).
     const fn combine(threads: u32) -> Walk {
         Walk {
             threads,
@@ -298,7 +298,7 @@ static SM90: Target = {
             shared_bytes,
         }
     }
-    // A warp owns 16 rows of M; one more copies M.
+    // A warp owns 16 rows of M; one more copies M (hip/prefill/sm90/chain.h).
     const fn combine(threads: u32, shared_bytes: u32) -> Walk {
         Walk {
             threads,
@@ -325,7 +325,8 @@ static SM90: Target = {
         shared_bytes: 232_432,
         persistent: true,
     };
-    // Those modelled for an MI300X, with the launch and combine of the forward on an H200.
+    // Those modelled for an MI300X, with a launch of the forward on an H200, and a step of combining as it was there
+    // before its matrices came through a ring.
     const BACKWARD: Costs = Costs {
         scan: KernelCost {
             chunk: 2.8,
@@ -378,8 +379,8 @@ static SM90: Target = {
             walk(256, 154_624),
         ],
         combine: [
-            combine(160, 139_392),
-            combine(224, 196_736),
+            combine(160, 57_472),
+            combine(224, 123_008),
             combine(288, 213_120),
             combine(416, 221_312),
             combine(544, 229_504),

@@ -102,6 +102,8 @@ fn workgroups_take_several_summaries() {
         (96, 192, 3, 2, Gates::Zero),
         (128, 48, 4, 1, Gates::Strong),
         (80, 144, 4, 3, Gates::Zero),
+        (176, 48, 4, 1, Gates::Mixed),
+        (240, 32, 3, 1, Gates::Zero),
     ]
     .into_iter()
     .enumerate()

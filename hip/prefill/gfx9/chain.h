@@ -7,6 +7,9 @@
 namespace prefill {
 
 constexpr int chain_columns = 16; // per workgroup
+// Row tiles of M per wave. Rows of the tiles alternate, so that a lane's rows are adjacent in
+// memory.
+constexpr int row_tiles = 2;
 constexpr int wave_rows = 16 * row_tiles;
 constexpr int combine_threads(int keys) { return keys / wave_rows * arch::lanes; }
 // Waves that share a SIMD. With 1 the compiler would use accumulation registers.
@@ -14,10 +17,53 @@ constexpr int combine_residency = 2;
 // A workgroup has one.
 DEVICE int next_unit(int) { return 0x7fffffff; }
 
+// Column tile of a wave's rows of M, high and low.
+struct MatrixTile {
+    struct Rows {
+        int row[row_tiles];
+    } at[arch::operand_words][2];
+
+    DEVICE_MEMBER Operand high(int tile) const {
+        Operand out;
+        for (int w = 0; w < arch::operand_words; ++w) {
+            out[w] = arch::high_halves(at[w][0].row[tile], at[w][1].row[tile]);
+        }
+        return out;
+    }
+    DEVICE_MEMBER Operand low(int tile) const {
+        Operand out;
+        for (int w = 0; w < arch::operand_words; ++w) {
+            out[w] = arch::low_halves(at[w][0].row[tile], at[w][1].row[tile]);
+        }
+        return out;
+    }
+};
+
+DEVICE MatrixTile load_matrix_tile(const float *matrix, int first_row, int tile, int key_dim, int lane) {
+    const Window memory(matrix);
+    MatrixTile out;
+    for (int w = 0; w < arch::operand_words; ++w) {
+        const int row = first_row + row_tiles * arch::operand_row(w, lane);
+        const int column = arch::operand_element(w, lane);
+        const u32 offset = row < key_dim ? (column * key_dim + row) * 4 : Window::nowhere;
+        for (int i = 0; i < 2; ++i) {
+            const u32 from = (16 * tile + i) * key_dim * 4;
+            out.at[w][i] =
+                bits<MatrixTile::Rows>(memory.load_b64(16 * tile < key_dim ? offset + from : Window::nowhere));
+        }
+    }
+    return out;
+}
+
+// Operand tile of S, high and low.
+struct HighLow {
+    Operand high, low;
+};
+
 // S in shared memory, in two buffers, stored by columns. Padded so that the columns of an operand lie in different
 // banks.
 template <int Keys> struct StateExchange {
-    int at[2][16][Keys + 4];
+    int at[2][chain_columns][Keys + 4];
 
     DEVICE_MEMBER void put(float value, int buffer, int row, int column) {
         at[buffer][column][row] = pack_high_low(value);

@@ -6,10 +6,6 @@
 
 namespace prefill {
 
-// Row tiles of M per wave of prefill_combine. Rows of the tiles alternate, so that a lane's rows are adjacent in
-// memory.
-constexpr int row_tiles = 2;
-
 // Splits x into two bf16 numbers, the greater in the high half.
 DEVICE int pack_high_low(float x) {
     const float high = arch::Bf16::high(arch::Bf16::pack(0.0f, x));
@@ -33,48 +29,5 @@ template <int Keys> DEVICE void store_high_low(const State<Keys> &s, float *to, 
 DEVICE void store_high_low(float *to, int row, int column, int key_dim, float x) {
     ((int *)to)[column * key_dim + row] = pack_high_low(x);
 }
-
-// Column tile of a wave's rows of M, high and low.
-struct MatrixTile {
-    struct Rows {
-        int row[row_tiles];
-    } at[arch::operand_words][2];
-
-    DEVICE_MEMBER Operand high(int tile) const {
-        Operand out;
-        for (int w = 0; w < arch::operand_words; ++w) {
-            out[w] = arch::high_halves(at[w][0].row[tile], at[w][1].row[tile]);
-        }
-        return out;
-    }
-    DEVICE_MEMBER Operand low(int tile) const {
-        Operand out;
-        for (int w = 0; w < arch::operand_words; ++w) {
-            out[w] = arch::low_halves(at[w][0].row[tile], at[w][1].row[tile]);
-        }
-        return out;
-    }
-};
-
-DEVICE MatrixTile load_matrix_tile(const float *matrix, int first_row, int tile, int key_dim, int lane) {
-    const Window memory(matrix);
-    MatrixTile out;
-    for (int w = 0; w < arch::operand_words; ++w) {
-        const int row = first_row + row_tiles * arch::operand_row(w, lane);
-        const int column = arch::operand_element(w, lane);
-        const u32 offset = row < key_dim ? (column * key_dim + row) * 4 : Window::nowhere;
-        for (int i = 0; i < 2; ++i) {
-            const u32 from = (16 * tile + i) * key_dim * 4;
-            out.at[w][i] =
-                bits<MatrixTile::Rows>(memory.load_b64(16 * tile < key_dim ? offset + from : Window::nowhere));
-        }
-    }
-    return out;
-}
-
-// Operand tile of S, high and low.
-struct HighLow {
-    Operand high, low;
-};
 
 } // namespace prefill

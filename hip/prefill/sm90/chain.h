@@ -16,20 +16,23 @@ DEVICE int next_unit(int unit) { return unit + arch::workgroups(); }
 
 extern "C" SHARED __attribute__((aligned(16))) char dw_combine_shared[];
 
-// Shared memory of a workgroup: S in two buffers, and after that a ring of stages, each with some column tiles of M.
+// Shared memory of a workgroup: S in two buffers, and after that a ring of stages. A stage has a matrix M or, where
+// that is too large, some column tiles of it.
 template <int Keys> struct ChainShared {
     static constexpr int key_tiles = Keys / 16;
     static constexpr int block_bytes = 2 * part_words * 4; // of 16x16 elements of M
     static constexpr int tiles_of_stage = key_tiles <= 8 ? key_tiles : 4;
     static constexpr int row_bytes = tiles_of_stage * block_bytes, stage_bytes = key_tiles * row_bytes;
-    static constexpr int most_bytes = 232448, most_stages = 8;
+    // Whole matrices are brought two ahead: more would keep other workgroups away.
+    static constexpr int most_stages = key_tiles <= 8 ? 3 : 8;
     struct Fixed {
-        u64 full[most_stages], empty[most_stages];   // barriers of the ring
+        u64 full[8], empty[8];                       // barriers of the ring
         Operand state[2][key_tiles][2][arch::lanes]; // buffer, row tile, high and low, lane
     };
-    static constexpr int fitting = (most_bytes - (int)sizeof(Fixed)) / stage_bytes;
+    static constexpr int fitting = (arch::Traits::shared_bytes - (int)sizeof(Fixed)) / stage_bytes;
     static constexpr int stages = fitting < most_stages ? fitting : most_stages;
     static constexpr int dynamic_bytes = sizeof(Fixed) + stages * stage_bytes;
+    static_assert(stages >= 2, "a stage is filled while another is read");
 };
 
 template <int Keys> class Chains {

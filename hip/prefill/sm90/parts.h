@@ -1,6 +1,6 @@
-// M and S as pairs of bf16 numbers on sm_90a, stored as operands: first the high numbers of a block, then the low.
-// Memory holds M as 16x16 blocks, by rows of blocks, so that a lane loads a block in two accesses. The words of an
-// operand lie there in the order 0, 2, 1, 3, in which the matrix unit takes pairs of registers.
+// M as pairs of bf16 numbers on sm_90a. Memory holds it as 16x16 blocks, by rows of blocks, and each block as two
+// operands: first the high numbers, then the low, so that a lane loads a block in two accesses. The words of an operand
+// lie there in the order 0, 2, 1, 3, in which the matrix unit takes pairs of registers.
 #pragma once
 
 #include "../state.h"
@@ -11,8 +11,9 @@ namespace prefill {
 constexpr int part_words = arch::lanes * arch::operand_words;
 DEVICE int block_of_parts(int row, int column, int key_dim) { return (row * (key_dim / 16) + column) * 2 * part_words; }
 
-// Place of word 2 d + s of an operand among a lane's words, and the operand of four words in that order.
+// Place of word 2 d + s of an operand (arch/sm90/tiles.h) among a lane's words in memory.
 DEVICE constexpr int place_of_word(int d, int s) { return 2 * s + d; }
+// The operand of a lane's words in memory.
 DEVICE Operand in_order(i32x4 words) { return Operand{words.x, words.z, words.y, words.w}; }
 
 // Stores M to a summary, as pairs of bf16.
