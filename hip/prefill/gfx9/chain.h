@@ -7,8 +7,7 @@
 namespace prefill {
 
 constexpr int chain_columns = 16; // per workgroup
-// Row tiles of M per wave. Rows of the tiles alternate, so that a lane's rows are adjacent in
-// memory.
+// Row tiles of M per wave. Rows of the tiles alternate, so that a lane's rows are adjacent in memory.
 constexpr int row_tiles = 2;
 constexpr int wave_rows = 16 * row_tiles;
 constexpr int combine_threads(int keys) { return keys / wave_rows * arch::lanes; }
@@ -85,7 +84,7 @@ template <int Keys> class Chain {
     static constexpr int key_tiles = Keys / 16;
     // Column tiles of M loaded ahead of the product.
     static constexpr int ahead = key_tiles <= 8 ? key_tiles : key_tiles / 2;
-    static_assert(key_tiles % ahead == 0, "a tile's place in the ring is known to the compiler");
+    static_assert(key_tiles % ahead == 0, "a tile has the same registers in every step");
 
     // Chain of summaries from `first` on, for this head and this slab's columns.
     DEVICE_MEMBER Chain(const dwk_prefill_combine_args &x, StateExchange<Keys> &exchange, int first, int head, int slab)

@@ -23,14 +23,14 @@ template <int Keys> struct ChainShared {
     static constexpr int block_bytes = 2 * part_words * 4; // of 16x16 elements of M
     static constexpr int tiles_of_stage = key_tiles <= 8 ? key_tiles : 4;
     static constexpr int row_bytes = tiles_of_stage * block_bytes, stage_bytes = key_tiles * row_bytes;
-    // Whole matrices are brought two ahead: more would keep other workgroups away.
-    static constexpr int most_stages = key_tiles <= 8 ? 3 : 8;
+    // Whole matrices are brought two ahead: more would keep other workgroups away. There are barriers for `most`.
+    static constexpr int most = 8, wanted = key_tiles <= 8 ? 3 : most;
     struct Fixed {
-        u64 full[8], empty[8];                       // barriers of the ring
+        u64 full[most], empty[most];                 // barriers of the ring
         Operand state[2][key_tiles][2][arch::lanes]; // buffer, row tile, high and low, lane
     };
     static constexpr int fitting = (arch::Traits::shared_bytes - (int)sizeof(Fixed)) / stage_bytes;
-    static constexpr int stages = fitting < most_stages ? fitting : most_stages;
+    static constexpr int stages = fitting < wanted ? fitting : wanted;
     static constexpr int dynamic_bytes = sizeof(Fixed) + stages * stage_bytes;
     static_assert(stages >= 2, "a stage is filled while another is read");
 };
