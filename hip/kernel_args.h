@@ -26,11 +26,12 @@ enum {
     DWK_INITIAL_VALUE_MAJOR = 16,  /* initial_state is [N, HV, V, K] */
     DWK_FINAL_VALUE_MAJOR = 32,    /* final_state is [N, HV, V, K] */
     DWK_SNAPSHOT_VALUE_MAJOR = 64, /* snapshots is [slots, HV, V, K] */
-    DWK_FROM_HBM = 128,     /* scan: its tensors and records do not fit in the last cache; changes the time only */
-    DWK_STARTS_EARLY = 256, /* scan, summarise: items with DWK_ITEM_HALF have no summaries */
-    DWK_ALIGNED = 512,      /* decode: rows of q, k, v, o and states begin at multiples of 16 bytes */
-    DWK_STARTS_SOON = 1024, /* scan, summarise: a segment starts early where few chunks before it forget (sm_90a) */
-    DWK_KEEPS_STATES = 2048 /* scan, summarise: final states do not overwrite initial ones (sm_90a) */
+    DWK_FROM_HBM = 128,      /* scan: its tensors and records do not fit in the last cache; changes the time only */
+    DWK_STARTS_EARLY = 256,  /* scan, summarise: items with DWK_ITEM_HALF have no summaries */
+    DWK_ALIGNED = 512,       /* decode: rows of q, k, v, o and states begin at multiples of 16 bytes */
+    DWK_STARTS_SOON = 1024,  /* scan, summarise: a segment starts early where few chunks before it forget (sm_90a) */
+    DWK_KEEPS_STATES = 2048, /* scan, summarise: final states do not overwrite initial ones (sm_90a) */
+    DWK_CHAINS = 4096 /* scan: prefill_combine does not run; each segment chains the summaries before it (gfx942) */
 };
 
 /* Bits of `flags` of conv. */

@@ -22,6 +22,7 @@ pub const DWK_STARTS_EARLY: _bindgen_ty_2 = 256;
 pub const DWK_ALIGNED: _bindgen_ty_2 = 512;
 pub const DWK_STARTS_SOON: _bindgen_ty_2 = 1024;
 pub const DWK_KEEPS_STATES: _bindgen_ty_2 = 2048;
+pub const DWK_CHAINS: _bindgen_ty_2 = 4096;
 pub type _bindgen_ty_2 = ::core::ffi::c_uint;
 pub const DWK_CONV_SILU: _bindgen_ty_3 = 1;
 pub const DWK_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;

@@ -90,8 +90,9 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
         begin_early(x, segment, work.head);
     }
     run_making_waves<T, Keys, true>(arch::reread(y), segment, work);
-    run_fused_state_waves<Keys, true>(
-        [&]() __attribute__((always_inline)) { scan_columns<T, Keys, true>(arch::reread(y).scan, segment, work); });
+    run_fused_state_waves<Keys, true>([&]() __attribute__((always_inline)) {
+        scan_columns<T, Keys, true>(arch::reread(y).scan, segment, work, Chained<Keys>{});
+    });
 }
 
 } // namespace

@@ -1,9 +1,9 @@
 // Last kernel of prefill: outputs and final states. One workgroup per (segment, value head, slab of value columns)
 // walks the chunks of its segment; some targets let a workgroup walk several segments. It starts from the sequence's
-// initial state or, if the sequence is cut, from the state that prefill_summarise and prefill_combine left. A
-// segment may start some chunks early instead, from zeros (on gfx942 the second of two), or both of two segments'
-// workgroups walk the whole sequence in narrower slabs (prefill/forget.h). Per chunk of 64 tokens
-// (prefill/recurrence.h; the phases are in prefill/<target>/):
+// initial state or, if the sequence is cut, from the state that prefill_summarise and prefill_combine left; on gfx942
+// it chains few summaries itself. A segment may start some chunks early instead, from zeros (on gfx942 the second of
+// two), or both of two segments' workgroups walk the whole sequence in narrower slabs (prefill/forget.h). Per chunk of
+// 64 tokens (prefill/recurrence.h; the phases are in prefill/<target>/):
 //   R = K S0     X = beta (V - exp(G) R)     U = T X     O = scale (exp(G) Q S0 + P U)     S1 = exp(G_C) S0 + K^T
 //   (exp(G_C - G) U)
 //
@@ -17,16 +17,20 @@ using namespace prefill;
 // Walks a segment in all waves of the workgroup.
 template <class T, int Keys>
 DEVICE void walk_segment(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, Maps maps) {
+    Chained<Keys> before;
+    if constexpr (chains_itself(Keys)) {
+        before.is = chain_before<Keys>(x, segment, work, before.state);
+    }
     run_helper_waves<T, Keys, true>(x, segment, work, maps);
     run_state_waves<Keys, true>([&]() __attribute__((always_inline)) {
         if constexpr (orders_loads(Keys)) {
             // Narrow slabs take less time a chunk, so they need the next one sooner, wherever it comes from.
             if (is_narrow(Keys) || x.flags & DWK_FROM_HBM) {
-                scan_columns<T, Keys, false, ChunksOfHbm<T, Keys>>(x, segment, work);
+                scan_columns<T, Keys, false, ChunksOfHbm<T, Keys>>(x, segment, work, before);
                 return;
             }
         }
-        scan_columns<T, Keys>(x, segment, work);
+        scan_columns<T, Keys>(x, segment, work, before);
     });
 }
 
@@ -48,8 +52,9 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x, Ma
                 }
                 return Found::chunks;
             };
-            const auto walk_one = [&](const Segment &segment, const Work &work, auto &unit)
-                                      __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work, unit); };
+            const auto walk_one =
+                [&](const Segment &segment, const Work &work, auto &unit)
+                    __attribute__((always_inline)) { scan_columns<T, Keys>(x, segment, work, Chained<Keys>{}, unit); };
             walk_units<T, Keys, true>(x, maps, units, locate, walk_one);
             return;
         }

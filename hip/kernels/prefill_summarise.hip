@@ -77,6 +77,9 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
         if (!segment.exists || segment.last) {
             return Found::end;
         }
+        if (chains_itself(Keys) && segment.first && work.slab == n_slabs && arch::thread() == 0) {
+            *forgotten_by(x, min_of(segment.summary, x.summaries - 1), work.head) = true; // prefill_scan's chains end
+        }
         if (!segment.summarised || (work.slab >= n_slabs && segment.first)) {
             return Found::nothing;
         }

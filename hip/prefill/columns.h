@@ -116,10 +116,18 @@ DEVICE void walk_chunks(State<Keys> &state, C &chunks, const dwk_prefill_scan_ar
     } while (chunks.left() > 0);
 }
 
-// Walks the chunks, in the waves that hold the state. `Fused`: in prefill_fused. `C`: how (walk.h).
+// The state before a segment, if prefill_scan has chained summaries to it (walk.h).
+template <int Keys> struct Chained {
+    bool is = false;
+    State<Keys> state;
+};
+
+// Walks the chunks, in the waves that hold the state. `Fused`: in prefill_fused. `C`: how (walk.h). `before`: the state
+// before the segment, if it is chained.
 // `units`: which unit, and its place in the ring, where workgroups walk several.
 template <class T, int Keys, bool Fused = false, class C = Chunks<T, Keys>, class... Units>
-DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, Units &...units) {
+DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work,
+                         const Chained<Keys> &before, Units &...units) {
     constexpr int column_tiles = StateLayout<Keys>::column_tiles;
     const int wave_column = work.slab * slab_columns<Keys, true>() + wave_column_of_slab(column_tiles);
     const int column = wave_column + first_column(arch::lane(), column_tiles);
@@ -135,6 +143,12 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     }
     if ((Fused || early_starts || starts_soon) && segment.from_zeros) {
         // Earlier tokens are forgotten.
+    } else if (before.is) {
+        for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
+            for (int j = 0; j < column_tiles; ++j) {
+                state[t][j] = before.state[t][j];
+            }
+        }
     } else if (starts_from_summary(x, segment)) {
         load_matrix<Keys>(state, state_before(x, segment, work.head), column, x.value_dim, x.key_dim);
     } else if (!has_started) {

@@ -17,6 +17,9 @@
 //   run_state_waves<Keys, Outputs>(f)
 //                                  runs f() in the waves that hold the state
 //   after_walk(x)                  x, used before and after a walk
+//   chains_itself(keys), chain_before<Keys>(x, segment, work, state)
+//                                  whether prefill_scan chains summaries where the host asks for it (DWK_CHAINS), and
+//                                  that: the state before a segment. All waves call it
 //   are_fewer_workgroups_than(units)
 //                                  whether the launch has fewer workgroups than units of work
 //   walk_units<T, Keys, Outputs>(x, maps, units, locate, f)
@@ -34,6 +37,11 @@
 #include "sm90/walk.h"
 namespace prefill {
 constexpr bool orders_loads(int) { return false; }
+constexpr bool chains_itself(int) { return false; }
+template <int Keys>
+DEVICE bool chain_before(const dwk_prefill_scan_args &, const Segment &, const Work &, State<Keys> &) {
+    return false;
+}
 template <class T, int Keys> using ChunksOfHbm = Chunks<T, Keys>;
 DEVICE int after_walk(int x) { return x; }
 } // namespace prefill

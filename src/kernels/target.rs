@@ -21,6 +21,8 @@ pub struct Target {
     /// equal sequences up to eight times this. If it is not 0, workgroups of `prefill_summarise` and `prefill_combine`
     /// take several segments, too, where the device makes the list. 0: a workgroup walks one.
     pub(crate) units_chunks: u32,
+    /// Most summaries of a batch that `prefill_scan` chains itself, for K up to 128. 0: it chains none.
+    pub(crate) scan_chains: usize,
     /// Workgroups of `prefill_summarise`, for each of [`KEY_BUCKETS`].
     summarise: [Walk; KEY_BUCKETS.len()],
     /// Workgroups of `prefill_combine`, likewise.
@@ -222,6 +224,7 @@ static CDNA: Target = {
         prepare_room: 8,
         scan: [SCAN; KEY_BUCKETS.len()],
         units_chunks: 0,
+        scan_chains: 7,
         summarise: [WALK; KEY_BUCKETS.len()],
         combine: [
             combine(128),
@@ -371,6 +374,7 @@ static SM90: Target = {
             walk(256, 185_344),
         ],
         units_chunks: 4,
+        scan_chains: 0,
         summarise: [
             walk(384, 105_472),
             walk(384, 130_048),

@@ -32,9 +32,7 @@ fn in_two(spec: PrefillSpec, lengths: &[usize], cut: usize) -> Case {
     (case.spec.path, case.final_state) = (PrefillPath::Split, Some(F32));
     for units in (4..100).step_by(4) {
         case.spec.compute_units = Some(units);
-        let kernels = plan(&case).kernels();
-        let combined = kernels.iter().any(|k| k.contains("combine"));
-        if !combined && plan(&case).segments() == lengths.len() + cut {
+        if plan(&case).segments() == lengths.len() + cut {
             return case;
         }
     }

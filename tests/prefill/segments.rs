@@ -7,8 +7,8 @@ use deltawave_lab::inputs::{Gates, Keys, Tensor as HostTensor};
 use deltawave_lab::metrics::compare;
 
 use crate::common::{
-    Case, Entry, GateKind, Layout, Loaded, Output, StateKind, assert_same_bits, bits, check,
-    check_data, check_output, context, judge, run, spec,
+    Case, Data, Entry, GateKind, Layout, Loaded, Output, StateKind, assert_same_bits, bits, check,
+    check_data, check_output, context, is_cdna, judge, run, spec,
 };
 
 const F32_STATE: StateKind = StateKind {
@@ -100,6 +100,62 @@ fn all_options() {
                 };
             }
             check(&context(), &case);
+        }
+    }
+}
+
+/// A sequence of a case with `key` and `value` heads' dimensions, one key head and two value heads, by itself.
+fn alone(case: &Case, data: &Data, n: usize, [key, value]: [usize; 2]) -> (Case, Data) {
+    let begin: usize = case.lengths[..n].iter().sum();
+    let end = begin + case.lengths[n];
+    let rows = |t: &HostTensor, width: usize| {
+        HostTensor::new(t.dtype, t.values[begin * width..end * width].to_vec())
+    };
+    let mut one = case.clone();
+    one.lengths = vec![case.lengths[n]];
+    let mut of_one = one.data();
+    of_one.inputs.q = rows(&data.inputs.q, key);
+    of_one.inputs.k = rows(&data.inputs.k, key);
+    of_one.inputs.v = rows(&data.inputs.v, 2 * value);
+    of_one.inputs.g = data.inputs.g[2 * begin..2 * end].to_vec();
+    of_one.inputs.beta = data.inputs.beta[2 * begin..2 * end].to_vec();
+    of_one.initial = data.initial.as_ref().map(|initial| {
+        let state = 2 * key * value;
+        let own = initial.values[n * state..(n + 1) * state].to_vec();
+        HostTensor::new(initial.dtype, own)
+    });
+    (one, of_one)
+}
+
+/// Where summaries are few, `prefill_scan` chains them itself on CDNA: the same bits as those of `prefill_combine`.
+#[test]
+fn chains_have_the_bits_of_combine() {
+    let lengths = [64 * 13 + 7, 64 * 8, 64 * 6 + 1];
+    for (dtype, key, value, gates) in [
+        (Dtype::Bf16, 64, 48, Gates::Mixed),
+        (Dtype::F16, 96, 32, Gates::Zero),
+        (Dtype::Bf16, 80, 16, Gates::Zero),
+        (Dtype::Bf16, 128, 80, Gates::Mixed),
+        (Dtype::F16, 112, 128, Gates::Zero),
+        (Dtype::Bf16, 192, 48, Gates::Zero),
+    ] {
+        let mut case = cut(spec(dtype, 1, 2, key, value), &lengths, 5);
+        (case.gates, case.spec.path) = (gates, PrefillPath::Split);
+        let combines = |case: &Case| plan(case).parts().contains(&Part::Combine);
+        assert!(combines(&case));
+        let data = case.data();
+        let all = run(&context(), &case, &data);
+        check_output(&case, &data, &all, 1.15);
+        for n in 0..lengths.len() {
+            let (one, of_one) = alone(&case, &data, n, [key, value]);
+            assert_eq!(combines(&one), key > 128 || !is_cdna(&context()));
+            let output = run(&context(), &one, &of_one);
+            let begin: usize = lengths[..n].iter().sum();
+            let rows = begin * 2 * value..(begin + lengths[n]) * 2 * value;
+            assert!(bits(&output.o) == bits(&all.o[rows]), "sequence {n}");
+            let (last, state) = (output.state.expect("a state"), 2 * key * value);
+            let states = all.state.as_ref().expect("states");
+            assert!(bits(&last) == bits(&states[n * state..(n + 1) * state]));
         }
     }
 }
@@ -211,14 +267,15 @@ fn segments_cost_no_accuracy() {
     }
 }
 
-/// A launch runs the kernels that the plan names: two where nothing is cut, three with one summary, four with more; its
-/// parts, one after the other, are the launch.
+/// A launch runs the kernels that the plan names: two where nothing is cut, three with one summary, four with more (on CDNA
+/// with more than seven); its parts, one after the other, are the launch.
 #[test]
 fn kernels_and_parts() {
     let context = context();
     let stream = context.stream().unwrap();
-    for (segments, kernels) in [(1, 2), (2, 3), (3, 4)] {
-        let case = cut(spec(Dtype::Bf16, 1, 2, 64, 48), &[300, 70], segments);
+    let few = if is_cdna(&context) { 3 } else { 4 };
+    for (segments, kernels) in [(1, 2), (2, 3), (3, few), (8, 4)] {
+        let case = cut(spec(Dtype::Bf16, 1, 2, 64, 48), &[500, 70], segments);
         let names = plan(&case).kernels();
         assert_eq!(names.len(), kernels, "{names:?}");
         let parts = plan(&case).parts();

@@ -1,12 +1,12 @@
-// Chain of segments that do not forget on CDNA. A wave owns 32 rows of M, which it loads to registers ahead of the
-// product. S passes from wave to wave through shared memory.
+// Chain of segments that do not forget on CDNA, in prefill_combine and, for short chains, in prefill_scan. A wave owns
+// 32 rows of M, which it loads to registers ahead of the product. S passes from wave to wave through shared memory.
 #pragma once
 
 #include "parts.h"
 
 namespace prefill {
 
-constexpr int chain_columns = 16; // per workgroup
+constexpr int chain_columns = 16; // of the waves that share a chain: in prefill_combine all of a workgroup
 // Row tiles of M per wave. Rows of the tiles alternate, so that a lane's rows are adjacent in memory.
 constexpr int row_tiles = 2;
 constexpr int wave_rows = 16 * row_tiles;
@@ -59,10 +59,10 @@ struct HighLow {
     Operand high, low;
 };
 
-// S in shared memory, in two buffers, stored by columns. Padded so that the columns of an operand lie in different
-// banks.
-template <int Keys> struct StateExchange {
-    int at[2][chain_columns][Keys + 4];
+// S in shared memory, in one buffer or two, stored by columns. Padded so that the columns of an operand lie in
+// different banks.
+template <int Keys, int Buffers> struct StateExchange {
+    int at[Buffers][chain_columns][Keys + 4];
 
     DEVICE_MEMBER void put(float value, int buffer, int row, int column) {
         at[buffer][column][row] = pack_high_low(value);
@@ -79,17 +79,22 @@ template <int Keys> struct StateExchange {
     }
 };
 
-template <int Keys> class Chain {
+// `Stores`: writes each state in place of N, as prefill_combine does. Otherwise leaves the last one in shared memory.
+template <int Keys, bool Stores> class Chain {
   public:
+    typedef StateExchange<Keys, Stores ? 2 : 1> Exchange;
     static constexpr int key_tiles = Keys / 16;
     // Column tiles of M loaded ahead of the product.
     static constexpr int ahead = key_tiles <= 8 ? key_tiles : key_tiles / 2;
     static_assert(key_tiles % ahead == 0, "a tile has the same registers in every step");
 
-    // Chain of summaries from `first` on, for this head and this slab's columns.
-    DEVICE_MEMBER Chain(const dwk_prefill_combine_args &x, StateExchange<Keys> &exchange, int first, int head, int slab)
-        : exchange(exchange), key_dim(x.key_dim), lane(arch::lane()), at(lane), first_row(arch::wave() * wave_rows),
-          has_rows(first_row + row_tiles * at.row(0) < key_dim),
+    // Chain of summaries from `first` on, for a head and the columns of a slab. `wave`: of those that share the chain.
+    // `idle`: this wave only takes part in barriers.
+    template <class Arguments>
+    DEVICE_MEMBER Chain(const Arguments &x, Exchange &exchange, int first, int head, int slab, int wave,
+                        bool idle = false)
+        : exchange(exchange), key_dim(x.key_dim), lane(arch::lane()), at(lane), first_row(wave * wave_rows), idle(idle),
+          has_rows(!idle && first_row + row_tiles * at.row(0) < key_dim && slab * chain_columns < x.value_dim),
           n(arch::uniform_pointer(summary_of(x, first, head) + slab * chain_columns * key_dim)),
           m(arch::uniform_pointer(second_part(summary_of(x, first + 1, head), x))),
           step((int64_t)x.value_heads * summary_size(x)) {}
@@ -107,6 +112,13 @@ template <int Keys> class Chain {
         for (int i = 1; i < count; ++i) {
             next_state(state, i, count);
         }
+        if constexpr (!Stores) {
+            if (!idle) {
+                for_each(
+                    [&](int t, int e, int row, int column) { exchange.at[0][column][row] = bits<int>(state[t][e]); });
+            }
+            arch::workgroup_sync();
+        }
     }
 
   private:
@@ -117,13 +129,19 @@ template <int Keys> class Chain {
         m += i + 1 < count ? step : 0;
         Tile added[row_tiles]; // N of the next state
         load(added, n);
-        multiply(state, (i - 1) & 1, current);
+        multiply(state, Stores ? (i - 1) & 1 : 0, current);
         for (int r = 0; r < row_tiles; ++r) {
             state[r] += added[r];
         }
-        store(state);
-        publish(state, i & 1);
-        arch::workgroup_sync();
+        if constexpr (Stores) {
+            store(state);
+        } else {
+            arch::workgroup_sync(); // all have read the buffer
+        }
+        if (Stores || i + 1 < count) {
+            publish(state, Stores ? i & 1 : 0);
+            arch::workgroup_sync();
+        }
     }
 
     // Calls f(tile, element, row, column) for each element of this wave's rows, in the order of memory.
@@ -148,6 +166,9 @@ template <int Keys> class Chain {
         }
     }
     DEVICE_MEMBER void publish(const Tile (&from)[row_tiles], int buffer) const {
+        if (idle) {
+            return;
+        }
         for_each([&](int t, int e, int row, int column) {
             const float value = from[t][e];
             exchange.put(value, buffer, row, column);
@@ -191,11 +212,12 @@ template <int Keys> class Chain {
         }
     }
 
-    StateExchange<Keys> &exchange;
+    Exchange &exchange;
     const int key_dim;
     const int lane;
     const LaneMap at;
     const int first_row;
+    const bool idle;
     const bool has_rows; // whether the lane's rows are below K: all or none, as K is a multiple of 16
     float *n;            // N of the current segment, this slab's columns
     const float *m;      // next M to load
@@ -207,8 +229,8 @@ template <int Keys> class Chains {
   public:
     DEVICE_MEMBER explicit Chains(const dwk_prefill_combine_args &x) : x(x) {}
     DEVICE_MEMBER void run(int first, int head, int slab, int count) {
-        SHARED static StateExchange<Keys> exchange;
-        Chain<Keys>(x, exchange, first, head, slab).run(count);
+        SHARED static typename Chain<Keys, true>::Exchange exchange;
+        Chain<Keys, true>(x, exchange, first, head, slab, arch::wave()).run(count);
     }
 
   private:

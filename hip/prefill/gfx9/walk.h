@@ -4,6 +4,7 @@
 #if defined(PREFILL_FUSED)
 #include "fused_chunks.h"
 #else
+#include "chained.h"
 #include "chunks.h"
 #include "outputs.h"
 #endif

@@ -220,7 +220,8 @@ pub enum Part {
     Prepare,
     /// `prefill_summarise`.
     Summarise,
-    /// `prefill_combine`. Each launch needs a [`Part::Summarise`] or [`Part::FusedSummarise`] before it.
+    /// `prefill_combine`. Each launch needs a [`Part::Summarise`] or [`Part::FusedSummarise`] before it. Plans of few summaries
+    /// have none where `prefill_scan` chains them, on CDNA.
     Combine,
     /// `prefill_scan`.
     Scan,
@@ -528,7 +529,10 @@ impl Prefill {
                 Part::FusedSummarise,
                 fused && counts.summaries > 0 && !first,
             ),
-            (Part::Combine, counts.chains > 0),
+            (
+                Part::Combine,
+                counts.chains > 0 && !self.shape.scan_chains(counts),
+            ),
             (Part::Scan, split),
             (Part::Fused, fused && !first),
         ]

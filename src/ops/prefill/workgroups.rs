@@ -112,6 +112,15 @@ impl Shape {
         ]
     }
 
+    /// Whether `prefill_scan` chains summaries, and `prefill_combine` does not run: the bits are the same. Each workgroup
+    /// then takes all steps before its segment, so they must be few.
+    pub(super) fn scan_chains(&self, counts: Counts) -> bool {
+        counts.chains > 0
+            && !self.is_fused()
+            && counts.summaries <= self.target.scan_chains
+            && self.spec.heads.key_dim <= 128
+    }
+
     /// Workgroups of `prefill_fused` that share `units` of work, where each walks several. 0: each has one.
     pub(super) fn fused_walkers(&self, counts: Counts, units: u32) -> u32 {
         let most = self.target.fused_costs.units_chunks;
