@@ -252,9 +252,9 @@ typedef struct dwk_prefill_scan_args {
     const dwk_prefill_item *items; /* [items]; null: every sequence is one item */
     float *states;   /* [summaries, HV]: N [V, K], then M^T [K, K] or, for a first segment, its initial state [V, K] */
     float *retained; /* as prefill_prepare wrote it; null where there are no summaries */
-    int32_t *forgotten; /* [summaries, HV]; 1: M is 0 and not stored. Unused for first segments. With prefill_fused,
-                           [2, summaries, HV]: then how the segment after starts, 2 (chunks before its begin) + (from
-                           zeros); 0: at its begin, from N */
+    int32_t *forgotten; /* [summaries, HV]; 1: M is 0 and not stored. First segments: unused or, on gfx942, 1, because N
+                           is the state after them. With prefill_fused, [2, summaries, HV]: then how the segment after
+                           starts, 2 (chunks before its begin) + (from zeros); 0: at its begin, from N */
     dwk_token_strides q_strides;
     dwk_token_strides k_strides;
     dwk_token_strides v_strides;

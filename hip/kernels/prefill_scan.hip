@@ -19,7 +19,7 @@ template <class T, int Keys>
 DEVICE void walk_segment(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, Maps maps) {
     Chained<Keys> before;
     if constexpr (chains_itself(Keys)) {
-        before.is = chain_before<Keys>(x, segment, work, before.state);
+        before.known = chain_before<Keys>(x, segment, work, before.state);
     }
     run_helper_waves<T, Keys, true>(x, segment, work, maps);
     run_state_waves<Keys, true>([&]() __attribute__((always_inline)) {

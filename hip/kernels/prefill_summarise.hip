@@ -77,10 +77,14 @@ template <class T, int Keys> DEVICE void summarise(const dwk_prefill_scan_args &
         if (!segment.exists || segment.last) {
             return Found::end;
         }
-        if (chains_itself(Keys) && segment.first && work.slab == n_slabs && arch::thread() == 0) {
-            *forgotten_by(x, min_of(segment.summary, x.summaries - 1), work.head) = true; // prefill_scan's chains end
+        if (!segment.summarised) {
+            return Found::nothing;
         }
-        if (!segment.summarised || (work.slab >= n_slabs && segment.first)) {
+        if (work.slab >= n_slabs && segment.first) {
+            // Chains of prefill_scan begin here (chain_before).
+            if (chains_itself(Keys) && work.slab == n_slabs && arch::thread() == 0) {
+                *forgotten_by(x, min_of(segment.summary, x.summaries - 1), work.head) = true;
+            }
             return Found::nothing;
         }
         arch::wait_for_previous_kernel();

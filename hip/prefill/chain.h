@@ -1,5 +1,5 @@
 // Chain of segments that do not forget: S_{i+1} = M_i S_i + N_i, with some columns of S in each workgroup. Contract of
-// a target for prefill_combine: <target>/chain.h supplies
+// a target for prefill_combine (short chains may be prefill_scan's, walk.h): <target>/chain.h supplies
 //
 //   combine_threads(keys), combine_residency
 //                                  threads and residency for KERNEL

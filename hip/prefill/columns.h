@@ -118,7 +118,7 @@ DEVICE void walk_chunks(State<Keys> &state, C &chunks, const dwk_prefill_scan_ar
 
 // The state before a segment, if prefill_scan has chained summaries to it (walk.h).
 template <int Keys> struct Chained {
-    bool is = false;
+    bool known = false;
     State<Keys> state;
 };
 
@@ -143,7 +143,7 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     }
     if ((Fused || early_starts || starts_soon) && segment.from_zeros) {
         // Earlier tokens are forgotten.
-    } else if (before.is) {
+    } else if (before.known) {
         for (int t = 0; t < StateLayout<Keys>::key_tiles; ++t) {
             for (int j = 0; j < column_tiles; ++j) {
                 state[t][j] = before.state[t][j];

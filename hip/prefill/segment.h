@@ -120,7 +120,7 @@ template <class Arguments> DEVICE float *summary_of(const Arguments &x, int summ
 template <class Arguments> DEVICE float *second_part(float *summary, const Arguments &x) {
     return summary + x.value_dim * x.key_dim;
 }
-// Flag of a segment. 1: M is 0 and not stored.
+// Flag of a segment. 1: N is the state after it, because M is 0 and not stored or, on gfx942, it is a first segment.
 template <class Arguments> DEVICE auto *forgotten_by(const Arguments &x, int summary, int head) {
     return x.forgotten + (int64_t)summary * x.value_heads + head;
 }

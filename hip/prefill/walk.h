@@ -18,8 +18,8 @@
 //                                  runs f() in the waves that hold the state
 //   after_walk(x)                  x, used before and after a walk
 //   chains_itself(keys), chain_before<Keys>(x, segment, work, state)
-//                                  whether prefill_scan chains summaries where the host asks for it (DWK_CHAINS), and
-//                                  that: the state before a segment. All waves call it
+//                                  whether prefill_scan can chain summaries. With DWK_CHAINS brings the state before a
+//                                  segment to `state`; false: that state is in memory. All waves call it
 //   are_fewer_workgroups_than(units)
 //                                  whether the launch has fewer workgroups than units of work
 //   walk_units<T, Keys, Outputs>(x, maps, units, locate, f)

@@ -21,7 +21,8 @@ pub struct Target {
     /// equal sequences up to eight times this. If it is not 0, workgroups of `prefill_summarise` and `prefill_combine`
     /// take several segments, too, where the device makes the list. 0: a workgroup walks one.
     pub(crate) units_chunks: u32,
-    /// Most summaries of a batch that `prefill_scan` chains itself, for K up to 128. 0: it chains none.
+    /// Most summaries of a batch that `prefill_scan` chains itself, for K up to 128 (`chains_itself` in
+    /// `hip/prefill/gfx9/chained.h`): fewer than a wave has lanes. 0: it chains none.
     pub(crate) scan_chains: usize,
     /// Workgroups of `prefill_summarise`, for each of [`KEY_BUCKETS`].
     summarise: [Walk; KEY_BUCKETS.len()],
@@ -224,7 +225,7 @@ static CDNA: Target = {
         prepare_room: 8,
         scan: [SCAN; KEY_BUCKETS.len()],
         units_chunks: 0,
-        scan_chains: 7,
+        scan_chains: 6,
         summarise: [WALK; KEY_BUCKETS.len()],
         combine: [
             combine(128),

@@ -130,7 +130,8 @@ fn alone(case: &Case, data: &Data, n: usize, [key, value]: [usize; 2]) -> (Case,
 /// Where summaries are few, `prefill_scan` chains them itself on CDNA: the same bits as those of `prefill_combine`.
 #[test]
 fn chains_have_the_bits_of_combine() {
-    let lengths = [64 * 13 + 7, 64 * 8, 64 * 6 + 1];
+    // Eight summaries, and four.
+    let batches = [[64 * 13 + 7, 64 * 8, 64 * 6 + 1], [64 * 9 + 5, 90, 64 * 8]];
     for (dtype, key, value, gates) in [
         (Dtype::Bf16, 64, 48, Gates::Mixed),
         (Dtype::F16, 96, 32, Gates::Zero),
@@ -139,23 +140,26 @@ fn chains_have_the_bits_of_combine() {
         (Dtype::F16, 112, 128, Gates::Zero),
         (Dtype::Bf16, 192, 48, Gates::Zero),
     ] {
-        let mut case = cut(spec(dtype, 1, 2, key, value), &lengths, 5);
-        (case.gates, case.spec.path) = (gates, PrefillPath::Split);
-        let combines = |case: &Case| plan(case).parts().contains(&Part::Combine);
-        assert!(combines(&case));
-        let data = case.data();
-        let all = run(&context(), &case, &data);
-        check_output(&case, &data, &all, 1.15);
-        for n in 0..lengths.len() {
-            let (one, of_one) = alone(&case, &data, n, [key, value]);
-            assert_eq!(combines(&one), key > 128 || !is_cdna(&context()));
-            let output = run(&context(), &one, &of_one);
-            let begin: usize = lengths[..n].iter().sum();
-            let rows = begin * 2 * value..(begin + lengths[n]) * 2 * value;
-            assert!(bits(&output.o) == bits(&all.o[rows]), "sequence {n}");
-            let (last, state) = (output.state.expect("a state"), 2 * key * value);
-            let states = all.state.as_ref().expect("states");
-            assert!(bits(&last) == bits(&states[n * state..(n + 1) * state]));
+        for (lengths, segments) in batches.into_iter().zip([5, 3]) {
+            let mut case = cut(spec(dtype, 1, 2, key, value), &lengths, segments);
+            (case.gates, case.spec.path) = (gates, PrefillPath::Split);
+            let chains = key <= 128 && is_cdna(&context());
+            let combines = |case: &Case| plan(case).parts().contains(&Part::Combine);
+            assert_eq!(combines(&case), segments == 5 || !chains);
+            let data = case.data();
+            let all = run(&context(), &case, &data);
+            check_output(&case, &data, &all, 1.15);
+            for n in [0, 2] {
+                let (one, of_one) = alone(&case, &data, n, [key, value]);
+                assert_eq!(combines(&one), !chains);
+                let output = run(&context(), &one, &of_one);
+                let begin: usize = lengths[..n].iter().sum();
+                let rows = begin * 2 * value..(begin + lengths[n]) * 2 * value;
+                assert!(bits(&output.o) == bits(&all.o[rows]), "sequence {n}");
+                let (last, state) = (output.state.expect("a state"), 2 * key * value);
+                let states = all.state.as_ref().expect("states");
+                assert!(bits(&last) == bits(&states[n * state..(n + 1) * state]));
+            }
         }
     }
 }
@@ -268,7 +272,7 @@ fn segments_cost_no_accuracy() {
 }
 
 /// A launch runs the kernels that the plan names: two where nothing is cut, three with one summary, four with more (on CDNA
-/// with more than seven); its parts, one after the other, are the launch.
+/// with more than six); its parts, one after the other, are the launch.
 #[test]
 fn kernels_and_parts() {
     let context = context();

@@ -89,7 +89,7 @@ template <int Keys, bool Stores> class Chain {
     static_assert(key_tiles % ahead == 0, "a tile has the same registers in every step");
 
     // Chain of summaries from `first` on, for a head and the columns of a slab. `wave`: of those that share the chain.
-    // `idle`: this wave only takes part in barriers.
+    // `idle`: this wave takes part in barriers, and its results are not used.
     template <class Arguments>
     DEVICE_MEMBER Chain(const Arguments &x, Exchange &exchange, int first, int head, int slab, int wave,
                         bool idle = false)

@@ -297,7 +297,8 @@ impl ParallelPrefill {
         ];
         let second = [
             Some(kernels::prefill_collect().name()).filter(|_| self.counts.summaries > 0),
-            name(Part::Combine).filter(|_| self.counts.chains > 0),
+            name(Part::Combine)
+                .filter(|_| self.counts.chains > 0 && !self.shape.scan_chains(self.counts)),
             name(Part::Scan).filter(|_| self.counts.items > 0),
         ];
         [
