@@ -103,7 +103,7 @@ fn segments_that_forget_cost_little() {
             "--seqlens",
             "8192",
             "--segments",
-            "4",
+            "8",
             "--gates",
             gates,
         ]);
