@@ -504,11 +504,10 @@ impl Shape {
                 scan.flags |= abi::DWK_KEEPS_STATES;
             }
         }
-        let [summarise_groups, mut combine_groups] =
+        let [summarise_groups, combine_groups] =
             self.summary_workgroups([summarise_groups, combine_groups]);
         if self.scan_chains(counts) {
             scan.flags |= abi::DWK_CHAINS;
-            combine_groups = 0;
         }
         // Segments that another segment follows come first in the items. Units of work are their pieces.
         let summarise = dwk_prefill_scan_args {

@@ -60,7 +60,10 @@ impl Shape {
                 }
             },
             of_heads(counts.summaries, self.summarise_slabs(counts)),
-            of_heads(counts.chains as usize, self.combine_slabs()),
+            match self.scan_chains(counts) {
+                true => 0,
+                false => of_heads(counts.chains as usize, self.combine_slabs()),
+            },
             of_heads(counts.items, self.walk_slabs(counts)),
         ]
     }
