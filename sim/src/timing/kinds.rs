@@ -8,13 +8,14 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::memory::Sharing;
-use super::trace::{Recorded, Trace, kind};
+use super::trace::{KindBounds, Recorded, Trace, class};
 use crate::gpu::Gpu;
 
 /// Recorded workgroups of a kind, those with most instructions first.
 pub(super) struct Kind<'a> {
     pub traces: Vec<&'a Trace>,
     pub sharing: Sharing,
+    /// Its least class.
     number: u32,
 }
 
@@ -50,11 +51,12 @@ pub(super) struct Dispatch {
 /// Sorts traces by kind.
 pub(super) fn kinds(recorded: &Recorded) -> Vec<Kind<'_>> {
     let mut found: Vec<(u32, Vec<&Trace>)> = Vec::new();
+    let bounds = bounds(recorded);
     for trace in &recorded.traces {
         // Without the others' instructions nobody knows how many are like this one.
         let number = match recorded.instructions.is_empty() {
             true => 0,
-            false => kind(trace.wave_instructions()),
+            false => bounds.kind(class(trace.wave_instructions())),
         };
         match found.iter_mut().find(|k| k.0 == number) {
             Some(k) => k.1.push(trace),
@@ -62,6 +64,10 @@ pub(super) fn kinds(recorded: &Recorded) -> Vec<Kind<'_>> {
         }
     }
     found.into_iter().map(Kind::new).collect()
+}
+
+fn bounds(recorded: &Recorded) -> KindBounds {
+    KindBounds::of(recorded.instructions.iter().map(|n| class(*n)))
 }
 
 impl<'a> Kind<'a> {
@@ -126,10 +132,11 @@ pub(super) fn dispatch(
     let longest = most(|(load, longest)| (longest, load));
     let mut cus: Vec<usize> = busiest.into_iter().collect();
     cus.extend(longest.filter(|cu| busiest.is_none_or(|b| loads[b].1 < loads[*cu].1)));
+    let bounds = bounds(recorded);
     let share = |cu: usize| {
         let own = (places.iter().zip(instructions)).filter(|(place, _)| **place == cu);
         let nearest = |work: u64| {
-            let number = kind(work);
+            let number = bounds.kind(class(work));
             let distance = |k: &usize| kinds[*k].number.abs_diff(number);
             (0..kinds.len()).min_by_key(distance).unwrap_or(0)
         };

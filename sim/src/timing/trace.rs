@@ -1,6 +1,6 @@
 //! Recorded instructions and accesses of a workgroup's waves, which the model replays.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 use super::machine::{L1_WIDTH, LINE};
@@ -71,9 +71,39 @@ impl Trace {
     }
 }
 
-/// Number of a workgroup's kind: workgroups of one kind differ by less than a fifth in the instructions that they execute.
-pub(crate) fn kind(instructions: u64) -> u32 {
-    (4.0 * (instructions.max(1) as f64).log2()) as u32
+/// Class of a number of instructions. Numbers of one class differ by less than a twentieth.
+pub(crate) fn class(instructions: u64) -> u32 {
+    (16.0 * (instructions.max(1) as f64).log2()) as u32
+}
+
+/// Kinds of workgroups: runs of classes. Workgroups of one kind differ by less than a fifth in the instructions that
+/// they execute. The first kind begins with the fewest instructions, so no bound divides workgroups that are all alike.
+#[derive(Debug)]
+pub(crate) struct KindBounds {
+    /// The least class of each kind, ascending.
+    first: Vec<u32>,
+}
+
+impl KindBounds {
+    /// Classes of a kind.
+    const CLASSES: u32 = 4;
+
+    /// Kinds of workgroups of these classes.
+    pub fn of(classes: impl IntoIterator<Item = u32>) -> Self {
+        let mut first: Vec<u32> = Vec::new();
+        for class in classes.into_iter().collect::<BTreeSet<_>>() {
+            if first.last().is_none_or(|f| class >= f + Self::CLASSES) {
+                first.push(class);
+            }
+        }
+        KindBounds { first }
+    }
+
+    /// The least class of the kind of a workgroup of this class.
+    pub fn kind(&self, class: u32) -> u32 {
+        let kinds_before = self.first.partition_point(|f| *f <= class);
+        self.first[kinds_before.saturating_sub(1)]
+    }
 }
 
 /// Recording of a launch: for each kind of workgroup, the traces of a few neighbours on one die, as near to the middle
@@ -88,15 +118,15 @@ pub struct Recording {
     /// The middle group of `count` neighbours of a die. Groups start at multiples of `count`: workgroups that share
     /// memory are often numbered in powers of two.
     middle: u64,
-    /// Numbers of the workgroups to record, ascending; `None`: all are recorded, and those of each kind are kept.
+    /// Numbers of the workgroups to record, ascending; `None`: all are recorded, and those of each class are kept.
     only: Option<Vec<u64>>,
     kept: Mutex<Kept>,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// Traces of each kind, the best first.
-    kinds: BTreeMap<u32, Vec<Trace>>,
+    /// Traces of each class, the best first. Which classes are of one kind is known when all workgroups have ended.
+    classes: BTreeMap<u32, Vec<Trace>>,
     /// Instructions of each workgroup, unless only some run.
     instructions: Vec<u64>,
     /// Traces that were not kept, for their memory.
@@ -146,8 +176,17 @@ impl Recording {
 
     /// Returns the traces that were kept.
     pub fn finish(self) -> Recorded {
-        let kept = self.kept.into_inner().unwrap_or_else(|e| e.into_inner());
-        let mut traces: Vec<Trace> = kept.kinds.into_values().flatten().collect();
+        let kept = std::mem::take(&mut *self.lock());
+        let bounds = KindBounds::of(kept.classes.keys().copied());
+        let mut kinds: BTreeMap<u32, Vec<Trace>> = BTreeMap::new();
+        for (class, traces) in kept.classes {
+            kinds.entry(bounds.kind(class)).or_default().extend(traces);
+        }
+        for traces in kinds.values_mut() {
+            traces.sort_by_key(|t| self.rank(t.workgroup));
+            traces.truncate(self.best(traces));
+        }
+        let mut traces: Vec<Trace> = kinds.into_values().flatten().collect();
         traces.sort_by_key(|t| t.workgroup);
         Recorded {
             traces,
@@ -163,6 +202,16 @@ impl Recording {
             group.abs_diff(self.middle),
             workgroup,
         )
+    }
+
+    /// Number of traces to keep, of those of a kind or class in the order of [`Self::rank`]: some of one die.
+    fn best(&self, traces: &[Trace]) -> usize {
+        let Some(first) = traces.first() else {
+            return 0;
+        };
+        let die = first.workgroup % self.dies;
+        let same = traces.partition_point(|t| t.workgroup % self.dies == die);
+        same.min(self.count as usize)
     }
 
     pub(crate) fn recorder(&self, workgroup: u64, waves: usize) -> Option<Recorder> {
@@ -190,16 +239,15 @@ impl Recording {
             }
             kept.instructions[at] = instructions;
         }
-        let kind = match self.only {
+        let class = match self.only {
             Some(_) => 0,
-            None => kind(instructions),
+            None => class(instructions),
         };
-        let traces = kept.kinds.entry(kind).or_default();
+        let traces = kept.classes.entry(class).or_default();
         let at = traces.partition_point(|t| self.rank(t.workgroup) < self.rank(workgroup));
         traces.insert(at, trace);
-        let die = traces[0].workgroup % self.dies;
-        let same = traces.partition_point(|t| t.workgroup % self.dies == die);
-        for mut unused in traces.drain(same.min(self.count as usize)..) {
+        let best = self.best(traces);
+        for mut unused in traces.drain(best..) {
             unused.waves.iter_mut().for_each(Vec::clear);
             unused.accesses.clear();
             unused.lines.clear();
@@ -361,12 +409,42 @@ mod tests {
         assert_eq!(odd.count(), 4);
     }
 
+    /// Kinds of workgroups with these numbers of instructions.
+    fn kinds(instructions: &[u64]) -> Vec<u32> {
+        let bounds = KindBounds::of(instructions.iter().map(|n| class(*n)));
+        instructions
+            .iter()
+            .map(|n| bounds.kind(class(*n)))
+            .collect()
+    }
+
     #[test]
     fn kinds_are_near_in_length() {
-        for n in [1_u64, 7, 100, 12_345, 1 << 40] {
-            assert_eq!(kind(n), kind(n));
-            assert_ne!(kind(n), kind(n + n / 4 + 1), "{n}");
+        for n in [7_u64, 100, 12_345, 1 << 40] {
+            let found = kinds(&[n, n + n / 8, n + n / 4 + 1, n]);
+            assert_eq!(found[0], found[1], "{n}");
+            assert_ne!(found[0], found[2], "{n}");
+            assert_eq!(found[0], found[3], "{n}");
         }
-        assert_eq!(kind(0), kind(1));
+        assert_eq!(class(0), class(1));
+    }
+
+    #[test]
+    fn like_workgroups_are_of_one_kind_wherever_their_class_ends() {
+        for n in 1000..2000 {
+            let found = kinds(&[n, n + n / 50, n - n / 50, n / 2]);
+            assert!(
+                found[..3].iter().all(|kind| *kind == found[0]),
+                "{n}: {found:?}"
+            );
+            assert_ne!(found[0], found[3], "{n}");
+        }
+        // Neighbours in the middle, though every second one is a little longer.
+        let lengths: Vec<usize> = (0..1024)
+            .map(|i| if i % 16 < 8 { 1000 } else { 1030 })
+            .collect();
+        let order: Vec<usize> = (0..1024).collect();
+        let expected: Vec<u64> = (56..64).map(|i| 8 * i).collect();
+        assert_eq!(kept(&lengths, &order, 8, 8), expected);
     }
 }
