@@ -11,14 +11,17 @@ namespace prefill {
 // Tokens of a sample.
 constexpr int sampled_tokens = 16;
 
-// Whether, for each value head, the sampled gates are so strong on average that y.by_gates.soon chunks of them leave
-// nothing that counts (warm_up.h), and in each sample that twice as many do. A guess of the time alone: the results do
-// not need it. All threads take part. `sums`: shared memory of 64 numbers for each wave.
+// Whether, for each value head, the sampled gates are so strong on average that segments start at most y.by_gates.soon
+// chunks early, and that the first chunks that are looked at show it (warm_up.h). In each sample they are at least half
+// as strong. A guess of the time alone: the results do not need it. All threads take part. `sums`: shared memory of 64
+// numbers for each wave.
 template <int Waves> DEVICE bool gates_forget(const dwk_prefill_fused_args &y, float *sums) {
     const dwk_prefill_prepare_args &x = y.prepare;
     const int lane = arch::lane(), wave = arch::wave(), samples = y.by_gates.samples_count;
-    // log2 of what the tokens of a sample may leave on average.
-    const float mean = forgotten_early(x) * sampled_tokens / (float)(chunk * max_of(y.by_gates.soon, 1));
+    // log2 of what a chunk, and the tokens of a sample, may leave on average.
+    const float of_chunk =
+        min_of(forgotten_below / (float)max_of(y.by_gates.soon, 1), forgotten_before(x) / first_looked_at);
+    const float mean = of_chunk * sampled_tokens / chunk;
     bool all = true;
 #pragma unroll 1
     for (int first = 0; all && first < x.value_heads; first += arch::lanes) {

@@ -158,11 +158,7 @@ fn gates_that_change() {
         let fused = forced(&case, &data, PrefillPath::Fused);
         let split = forced(&case, &data, PrefillPath::Split);
         assert!(output.o != split.o, "{strong}: the fused path");
-        assert_eq!(
-            output.o == fused.o,
-            strong == -2.0,
-            "{strong}: the same starts"
-        );
+        assert!(output.o == fused.o, "{strong}: the same starts");
     }
 }
 

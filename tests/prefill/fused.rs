@@ -1,9 +1,13 @@
 //! The fused path: how segments start, what only the device knows, and refusals. Property tests run it on random problems.
 
+use std::f32::consts::LN_2;
+
 use deltawave::error::Error;
 use deltawave::prefill::{Part, Prefill, PrefillPath, PrefillSpec};
 use deltawave::types::{Dtype, StateLayout};
 use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
+use deltawave_lab::metrics::compare;
+use deltawave_lab::oracle;
 
 use crate::common::{
     Case, Data, Entry, GateKind, Layout, Loaded, PoolCase, StateKind, assert_same_bits, bits,
@@ -123,6 +127,53 @@ fn growth_hinders_a_warm_up() {
     // Keys of length 1 do not grow: the same gates forget, and the first chunks leave nothing.
     data.inputs.k = short;
     check_output(&case, &data, &run(&context(), &case, &data), 1.15);
+}
+
+/// Chunks before a segment, counted backwards: the first alone forgets, the first two do not, because a state grows in the
+/// second, and the first seven leave nothing of any state. So the segment starts three chunks early: what the third added
+/// counts.
+#[test]
+fn growth_before_a_chunk_that_forgets_counts() {
+    const HEADS: usize = 2;
+    // Along long keys, or, with norms, by beta = 3: each token doubles the state along its key.
+    for norm in [false, true] {
+        let mut case = fused(spec(Dtype::Bf16, 1, HEADS, 128, 32), &[64 * 20], Some(2));
+        case.spec.qk_l2norm = norm;
+        let mut data = case.data();
+        let mut keys = vec![0.0; 128 * case.tokens()];
+        let mut values = vec![0.0; data.inputs.v.values.len()];
+        for t in 0..case.tokens() {
+            let before = 10_usize.saturating_sub(t / 64);
+            let (grows, adds) = (before == 2, before == 3 && t % 64 >= 56);
+            for of_token in HEADS * t..HEADS * (t + 1) {
+                let decays = (1..8).contains(&before) && !grows;
+                data.inputs.g[of_token] = if decays { -66.0 * LN_2 / 64.0 } else { 0.0 };
+                data.inputs.beta[of_token] = match (grows, norm) {
+                    (true, true) => 3.0,
+                    (true, false) => 0.75,
+                    (false, _) => 0.5,
+                };
+                if adds {
+                    let of_value = 32 * of_token..32 * (of_token + 1);
+                    values[of_value.clone()].copy_from_slice(&data.inputs.v.values[of_value]);
+                }
+            }
+            // Others leave the state along this key as it is.
+            let along = if grows || adds { 3 } else { 77 };
+            keys[128 * t + along] = if grows && !norm { 2.0 } else { 1.0 };
+        }
+        data.inputs.k = HostTensor::new(Dtype::Bf16, keys);
+        data.inputs.v = HostTensor::new(Dtype::Bf16, values);
+        let output = run(&context(), &case, &data);
+        let expected = oracle::prefill(&data.problem(&case)).expect("a problem");
+        let from = 64 * 10 * HEADS * 32;
+        let o = compare(&output.o[from..], &expected.o[from..]);
+        assert!(o.rms_ratio < 3e-2, "{norm}: {o:?}");
+        let greatest = expected.o[from..]
+            .iter()
+            .fold(0.0, |m: f64, x| m.max(f64::from(*x).abs()));
+        assert!(greatest > 1e-3, "{norm}: {greatest:e} is left");
+    }
 }
 
 /// Snapshots at and around the begins of segments that start early.

@@ -24,7 +24,7 @@ pub(super) struct ByGates {
 }
 
 /// Most samples of gates: segments before whose begin gates are read.
-const MOST_SAMPLES: usize = 16;
+const MOST_SAMPLES: usize = 8;
 
 /// Tables of both paths, for one launch.
 pub(super) struct Lists {
@@ -100,10 +100,10 @@ impl Shape {
         cu_seqlens: &[i32],
         split: Counts,
     ) -> Option<Partition> {
-        /// Least time of the split path in microseconds: finding the choice takes 2 to 6 of them.
-        const LEAST: f64 = 160.0;
-        /// Most of the split path's time that the fused path may take: a prefill of 0.90 was modelled slower.
-        const MOST: f64 = 0.89;
+        /// Least time of the split path in microseconds: finding the choice takes 2 to 3 of them.
+        const LEAST: f64 = 80.0;
+        /// Most of the split path's time that the fused path may take: a prefill of 0.98 was modelled slower.
+        const MOST: f64 = 0.95;
         /// Microseconds for a kernel of the split path without work.
         const WITHOUT_WORK: f64 = 7.4;
         if !self.leaves_choice() {
