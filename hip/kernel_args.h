@@ -284,20 +284,21 @@ typedef struct dwk_prefill_scan_args {
     int32_t pad0;
 } dwk_prefill_scan_args;
 
-/* Choice between prefill_fused and the split path by the gates, where sequences are cut. prefill_fused runs first and
- * needs no summaries: each segment starts where gates before it forget. If it is not chosen, it does what
- * prefill_prepare does. If it is, the kernels after it find no work in their lists. Final states may not overwrite
- * initial ones. */
+/* Segments of prefill_fused that the gates choose. It runs first and needs no summaries: each segment starts where gates
+ * before it forget. If they do not, it does what prefill_prepare does for the split path, or walks whole sequences. If
+ * they do, the kernels of the split path after it find no work in their lists. Final states may not overwrite initial
+ * ones. */
 typedef struct dwk_prefill_by_gates {
-    const dwk_prefill_item *items; /* [items_count]: of the split path; null: no choice */
+    const dwk_prefill_item *items; /* [items_count]: of the split path; null: whole sequences instead */
     const int32_t *chains;         /* [chains_count, 2]: of the split path */
     dwk_prefill_item *split_items; /* [items_count]: what prefill_summarise and prefill_scan read */
     int32_t *split_chains;         /* [chains_count, 2]: what prefill_combine reads */
-    const int32_t *samples;        /* [samples_count, 2]: sequence and token from which on 16 tokens' gates are read */
+    const int32_t *samples;        /* [samples_count, 2]: sequence and token from which on 16 tokens' gates are read;
+                                      null: no choice */
     int32_t items_count;
     int32_t chains_count;
     int32_t samples_count; /* at least 1 */
-    int32_t soon;          /* prefill_fused is chosen if gates forget within so many chunks */
+    int32_t soon;          /* the segments are chosen if gates forget within so many chunks */
 } dwk_prefill_by_gates;
 
 /* prefill_fused_{bf16,f16}_k{64,96,128}: what prefill_prepare and prefill_scan do, in one kernel without records. One

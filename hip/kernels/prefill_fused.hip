@@ -43,14 +43,19 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
     arch::touch_arguments<sizeof(dwk_prefill_fused_args)>();
     constexpr int threads = fused_threads<Keys, true>();
     const int walkers = fused_walks_units ? y.walkers : 0; // loaded together with what follows
-    bool gates_choose = false;
+    bool gates_choose = false, whole = false;
     if constexpr (may_prepare) {
         bool split = false;
-        gates_choose = y.by_gates.items;
+        gates_choose = y.by_gates.samples;
         if (gates_choose) {
-            split = !gates_forget<threads / arch::lanes>(arch::reread(y), choice_memory<Keys>());
-            if (arch::workgroup() == 0) {
-                leave_lists<threads>(arch::reread(y), split);
+            const bool forget = gates_forget<threads / arch::lanes>(arch::reread(y), choice_memory<Keys>());
+            if (arch::reread(y).by_gates.items) {
+                split = !forget;
+                if (arch::workgroup() == 0) {
+                    leave_lists<threads>(arch::reread(y), split);
+                }
+            } else {
+                whole = !forget;
             }
         } else if (y.split_items) {
             split = arch::uniform(&y.split_items->sequence) >= 0;
@@ -84,7 +89,13 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
         clear_outputs<Keys>(x, segment, work);
         return;
     }
-    if (gates_choose && !segment.first) {
+    if (whole) {
+        // The workgroups of first segments walk all chunks of their sequences.
+        if (!segment.first) {
+            return;
+        }
+        extend(x, segment);
+    } else if (gates_choose && !segment.first) {
         begin_alone<T, threads>(arch::reread(y), segment, work);
     } else if (segment.summarised && !segment.first) {
         begin_early(x, segment, work.head);

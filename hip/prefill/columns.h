@@ -45,15 +45,17 @@ DEVICE Segment segment_at(const dwk_prefill_scan_args &x, const Work &work, cons
 }
 
 // Work and segment of a unit, without quiet tokens. Derived again when needed: they are not worth registers during the
-// walk.
+// walk. `whole`: in prefill_fused, the walk is of a whole sequence.
 template <int Keys> struct Located {
     Work work;
     Segment segment;
     template <class... Units>
-    DEVICE_MEMBER explicit Located(const dwk_prefill_scan_args &x, const Units &...units)
+    DEVICE_MEMBER Located(const dwk_prefill_scan_args &x, bool whole, const Units &...units)
         : work(work_at(x, units...)), segment(segment_at(x, work, units...)) {
         if constexpr (is_narrow(Keys)) {
             walk_whole(x, segment, work);
+        } else if (whole) {
+            extend(x, segment);
         }
     }
 };
@@ -70,8 +72,8 @@ template <int Keys> DEVICE int column_of_state(const Work &work) {
 // lanes. If none has a snapshot, it stops after these chunks. Quiet chunks have negative numbers; the segment before
 // takes their snapshots.
 template <int Keys, bool Fused, class... Units>
-DEVICE int next_stop(const dwk_prefill_scan_args &x, int left, const Units &...units) {
-    const Segment segment = Located<Keys>(x, units...).segment;
+DEVICE int next_stop(const dwk_prefill_scan_args &x, int left, bool whole, const Units &...units) {
+    const Segment segment = Located<Keys>(x, whole, units...).segment;
     const int tokens = segment.end - segment.begin, done = (tokens - left) / chunk;
     const int ahead = done + arch::lane();
     bool wanted = false;
@@ -85,9 +87,9 @@ DEVICE int next_stop(const dwk_prefill_scan_args &x, int left, const Units &...u
 
 // Stores the state after the chunks so far, if a snapshot is wanted.
 template <int Keys, class... Units>
-DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int column,
+DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args &x, int left, int column, bool whole,
                           const Units &...units) {
-    const Located<Keys> at(x, units...);
+    const Located<Keys> at(x, whole, units...);
     const int done = (at.segment.end - at.segment.begin - left) / chunk;
     const int slot = done > 0 ? arch::uniform(x.snapshot_slots + at.segment.record + done - 1) : -1;
     if ((u32)slot < (u32)x.snapshot_count) {
@@ -102,16 +104,16 @@ DEVICE void take_snapshot(const State<Keys> &state, const dwk_prefill_scan_args 
 
 // Walks all chunks of a segment, and takes snapshots.
 template <class T, int Keys, bool Fused, class C, class... Units>
-DEVICE void walk_chunks(State<Keys> &state, C &chunks, const dwk_prefill_scan_args &x, int column,
+DEVICE void walk_chunks(State<Keys> &state, C &chunks, const dwk_prefill_scan_args &x, int column, bool whole,
                         const Units &...units) {
     do {
         int rest = 0;
         if (arch::reread(x).snapshot_slots) {
-            rest = next_stop<Keys, Fused>(arch::reread(x), chunks.left(), units...);
+            rest = next_stop<Keys, Fused>(arch::reread(x), chunks.left(), whole, units...);
         }
         walk<T, Keys>(state, chunks, x, rest);
         if (arch::reread(x).snapshot_slots) {
-            take_snapshot<Keys>(state, arch::reread(x), chunks.left(), after_walk(column), units...);
+            take_snapshot<Keys>(state, arch::reread(x), chunks.left(), after_walk(column), whole, units...);
         }
     } while (chunks.left() > 0);
 }
@@ -159,7 +161,8 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     if constexpr (Fused) {
         chunks.warm_up(state, x);
     }
-    walk_chunks<T, Keys, Fused>(state, chunks, x, column, units...);
+    const bool whole = Fused && segment.first && segment.last;
+    walk_chunks<T, Keys, Fused>(state, chunks, x, column, whole, units...);
     chunks.finish();
 
     const dwk_prefill_scan_args &y = arch::reread(x);
@@ -168,7 +171,7 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
         handed_over = y.final_state && (hand_over<Keys>(state, y, units), ...);
     }
     if (y.final_state && !handed_over) {
-        const Located<Keys> at(y, units...);
+        const Located<Keys> at(y, whole, units...);
         if (at.segment.last) {
             if constexpr (sizeof...(Units) > 0) {
                 last_state<Keys>(state, y, at.segment.sequence, at.work.head, column_of_state<Keys>(at.work));

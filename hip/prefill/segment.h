@@ -56,6 +56,12 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
                    exists};
 }
 
+// Lengthens the first segment of a sequence to all of it.
+DEVICE void extend(const dwk_prefill_scan_args &x, Segment &segment) {
+    segment.end = rows_of(x.cu_seqlens, segment.sequence, x.tokens).end;
+    segment.last = true;
+}
+
 DEVICE int chunks_of(const Segment &segment) { return (segment.end - segment.begin + chunk - 1) / chunk; }
 
 // Piece `index` of the list of segments that prefill_summarise cuts into x.pieces each: a segment in its own right.

@@ -2,8 +2,8 @@
 // forget what was before them. It then needs no summary of the segments before it.
 //
 // A state may have grown in earlier chunks, if keys are long or beta is not within 0 and 2. So two bounds hold: the
-// chunks that are walked early, and every longer run of a window of chunks, leave less than 2^-64 (forget.h) of what each
-// earlier chunk of the window added. The whole window leaves nothing in f32 of any state before it.
+// chunks that are walked early, and every longer run of a window of chunks, leave less than 2^-64 (forget.h) of what
+// each earlier chunk of the window added. The whole window leaves nothing in f32 of any state before it.
 #pragma once
 
 #include "../tensor/pieces.h"

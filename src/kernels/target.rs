@@ -123,6 +123,10 @@ pub(crate) struct FusedCosts {
     /// Microseconds of `prefill_prepare` per (chunk, value head) on a compute unit, for the comparison with the split
     /// path.
     pub(crate) prepare: f64,
+    /// Multiples of the times of a chunk of `prefill_scan` and `prefill_prepare` where HBM limits them, for the same
+    /// comparison.
+    pub(crate) scan_from_hbm: f64,
+    pub(crate) prepare_from_hbm: f64,
     /// Least microseconds of `prefill_prepare`, for the same comparison.
     pub(crate) prepare_start: f64,
     /// Microseconds of the start of a workgroup of `prefill_scan`, for the same comparison.
@@ -225,7 +229,7 @@ static CDNA: Target = {
         prepare_room: 8,
         scan: [SCAN; KEY_BUCKETS.len()],
         units_chunks: 0,
-        scan_chains: 6,
+        scan_chains: 8,
         summarise: [WALK; KEY_BUCKETS.len()],
         combine: [
             combine(128),
@@ -285,6 +289,8 @@ static CDNA: Target = {
             most_warm_up: 8,
             units_chunks: 4,
             prepare: 1.3,
+            scan_from_hbm: 1.17,
+            prepare_from_hbm: 1.7,
             prepare_start: 8.0,
             scan_start: 5.5,
         },
@@ -476,6 +482,8 @@ static SM90: Target = {
             most_warm_up: 8,
             units_chunks: 0,
             prepare: 1.5,
+            scan_from_hbm: 1.0,
+            prepare_from_hbm: 1.0,
             prepare_start: 5.0,
             scan_start: 5.0,
         },

@@ -10,7 +10,7 @@ use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 
 use crate::common::{
     Case, Data, GateKind, Layout, Loaded, Output, PoolCase, SnapshotCase, StateKind,
-    assert_same_bits, check_output, context, run, run_pool, run_snapshots, spec,
+    assert_same_bits, check_output, context, is_cdna, run, run_pool, run_snapshots, spec,
 };
 
 const F32: StateKind = StateKind {
@@ -291,6 +291,97 @@ fn snapshots_on_both_paths() {
         assert!(taken.iter().all(|x| x.is_finite()));
         assert!(taken == expected, "{gates:?}");
     }
+}
+
+/// Whether a launch cuts a sequence: NaNs in the first rows of v do not reach the last row of o.
+fn is_cut(case: &Case, data: &mut Data) -> bool {
+    let heads = &case.spec.heads;
+    let (value, row) = (heads.value_dim, heads.value * heads.value_dim);
+    let mut v = data.inputs.v.values.clone();
+    let first_rows = data.cu_seqlens.iter().take(case.lengths.len());
+    first_rows.for_each(|&token| v[token as usize * row..][..value].fill(f32::NAN));
+    let with_nans = HostTensor::new(data.inputs.v.dtype, v);
+    let v = std::mem::replace(&mut data.inputs.v, with_nans);
+    let o = run(&context(), case, data).o;
+    data.inputs.v = v;
+    let ends = &data.cu_seqlens[1..=case.lengths.len()];
+    ends.iter()
+        .any(|&end| !o[(end as usize - 1) * row].is_nan())
+}
+
+/// A case on the fused path, by its lengths, whose segments the gates choose, and the same with whole sequences: ten walks
+/// for four compute units.
+fn choosing_segments(spec: PrefillSpec) -> Option<[Case; 2]> {
+    let mut case = Case::new(spec, &[64 * 32 + 9; 5]);
+    case.final_state = Some(F32);
+    case.spec.compute_units = Some(4);
+    let mut whole = case.clone();
+    (whole.spec.path, whole.spec.segments) = (PrefillPath::Fused, Some(1));
+    let chosen = is_cdna(&context());
+    chosen.then(|| assert_eq!(plan(&case).path(), PrefillPath::Fused));
+    chosen.then_some([case, whole])
+}
+
+/// Where the lengths choose the fused path, gates choose between its segments and whole sequences.
+#[test]
+fn gates_choose_segments() {
+    let spec = spec(Dtype::Bf16, 1, 2, 32, 128);
+    let Some([mut case, mut whole]) = choosing_segments(spec) else {
+        return;
+    };
+    case.initial = Some(F32);
+    whole.initial = case.initial;
+    let mut data = case.data();
+    assert!(is_cut(&case, &mut data));
+    check_output(&case, &data, &run(&context(), &case, &data), 1.15);
+    for gates in [Gates::Zero, Gates::Mixed] {
+        case.gates = gates;
+        let mut data = case.data();
+        assert!(!is_cut(&case, &mut data), "{gates:?}");
+        let output = run(&context(), &case, &data);
+        assert_same_bits(&run(&context(), &whole, &data), &output, "whole sequences");
+        check_output(&case, &data, &output, 1.15);
+    }
+    // One head of two.
+    case.gates = Gates::Normal;
+    let mut data = case.data();
+    for g in data.inputs.g.iter_mut().skip(1).step_by(2) {
+        *g = -0.01;
+    }
+    assert!(!is_cut(&case, &mut data), "one head remembers");
+    // Snapshots are taken once.
+    case.gates = Gates::Normal;
+    let list = plan(&case).snapshots_every(64 * 7).expect("whole chunks");
+    let wanted = SnapshotCase {
+        to: Some((F32, list.len())),
+        list,
+        planned: true,
+    };
+    for gates in [Gates::Normal, Gates::Zero] {
+        case.gates = gates;
+        let data = case.data();
+        let (output, taken) = run_snapshots(&context(), &case, &data, None, &wanted);
+        assert_same_bits(&run(&context(), &case, &data), &output, "with snapshots");
+        assert!(taken.iter().all(|x| x.is_finite()), "{gates:?}");
+        if gates == Gates::Zero {
+            let (_, expected) = run_snapshots(&context(), &whole, &data, None, &wanted);
+            assert!(taken == expected);
+        }
+    }
+    // Final states in the place of initial ones: whole sequences, whatever the gates.
+    case.gates = Gates::Normal;
+    let mut data = case.data();
+    let slots: Vec<i32> = (0..case.lengths.len() as i32).collect();
+    let pool = PoolCase::new(F32, slots.len(), &slots);
+    let in_place = |case: &Case| {
+        let mut case = case.clone();
+        (case.initial, case.final_state) = (None, None);
+        run_pool(&context(), &case, &data, &pool)
+    };
+    assert_same_bits(&in_place(&whole), &in_place(&case), "in place");
+    data.initial = None;
+    case.initial = None;
+    assert!(is_cut(&case, &mut data), "no initial states");
 }
 
 /// o in the place of v: a segment that started early would read rows of V that the segment before has replaced.

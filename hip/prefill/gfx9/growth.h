@@ -7,9 +7,9 @@ namespace prefill {
 
 constexpr bool finds_squares = true;
 
-// This lane's parts of the greatest |k|^2, as bits, of N chunks, of which the first `count` exist. Each is `step` tokens
-// before the one before it; the first begins at `token`. Of all products of two rows the greatest is that of a row with
-// itself, so the products of each 16 rows are computed as a tile.
+// This lane's parts of the greatest |k|^2, as bits, of N chunks, of which the first `count` exist. Each is `step`
+// tokens before the one before it; the first begins at `token`. Of all products of two rows the greatest is that of a
+// row with itself, so the products of each 16 rows are computed as a tile.
 template <class T, int N>
 DEVICE void greatest_squares(int (&out)[N], const dwk_prefill_prepare_args &x, int sequence, int token, int step,
                              int count, int head) {

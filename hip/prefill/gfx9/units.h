@@ -97,7 +97,7 @@ template <class T, int Keys> DEVICE void walk_units_columns(const dwk_prefill_sc
             const u32 offset = own < arch::reread(x).value_dim ? 2 * own : Window::nowhere;
             Chunks<T, Keys, true, Unit> chunks(arch::reread(x), unit.segment(), unit.work().head, 0, 0, offset, unit);
             chunks.begin(state);
-            walk_chunks<T, Keys, true>(state, chunks, x, column, unit);
+            walk_chunks<T, Keys, true>(state, chunks, x, column, false, unit);
             // Before the state: memory is idle, and will not be.
             chunks.finish();
         }

@@ -1,8 +1,9 @@
-//! Choice between the fused path and the split path by the gates, where a plan with lengths on the host cuts sequences.
+//! Segments of the fused path that the gates choose, where a plan with lengths on the host may cut sequences.
 //!
 //! Gates that forget soon let a fused prefill start its segments early, without summaries. It is then faster than the
-//! split path, and otherwise slower. So `prefill_fused` runs first, with segments of its own. It samples the gates, and
-//! prepares the chunks of the split path or leaves no work to the kernels after it (`hip/prefill/by_gates.h`).
+//! split path, or than the fused path without cuts, and otherwise slower. So `prefill_fused` runs first, with segments of
+//! its own, and samples the gates (`hip/prefill/by_gates.h`). If they do not forget, it prepares the chunks of the split
+//! path, or walks whole sequences if that is the plan. If they do, it leaves no work to the kernels after it.
 
 use std::ffi::c_void;
 
@@ -12,11 +13,13 @@ use super::shape::Shape;
 use crate::abi::{dwk_prefill_by_gates, dwk_prefill_item};
 use crate::workspace::WORKSPACE_ALIGN;
 
-/// Segments of the fused path, in a plan of the split path.
+/// Segments of the fused path, in a plan of the split path or of whole sequences.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ByGates {
     /// Segments, none of which has a summary.
     pub(super) counts: Counts,
+    /// Whether the plan is one of whole sequences on the fused path.
+    pub(super) or_whole: bool,
     /// Samples of gates.
     samples: usize,
     /// First word of the segments in the tables of the plan. The samples are after them.
@@ -42,7 +45,12 @@ fn aligned(words: usize) -> usize {
 
 impl ByGates {
     /// Appends the items of a fused partition to the tables of a plan.
-    pub(super) fn append(fused: &Partition, cu_seqlens: &[i32], tables: &mut Vec<i32>) -> ByGates {
+    pub(super) fn append(
+        fused: &Partition,
+        or_whole: bool,
+        cu_seqlens: &[i32],
+        tables: &mut Vec<i32>,
+    ) -> ByGates {
         // Kernels read an item in one access.
         tables.resize(tables.len().next_multiple_of(plan::ITEM_WORDS), 0);
         let first_word = tables.len();
@@ -57,6 +65,7 @@ impl ByGates {
         }
         ByGates {
             counts: fused.counts(),
+            or_whole,
             samples,
             first_word,
         }
@@ -72,9 +81,18 @@ impl ByGates {
         tables.wrapping_add(self.first_word).cast()
     }
 
-    /// Kernel arguments.
-    pub(super) fn lower(&self, lists: &Lists, soon: i32) -> dwk_prefill_by_gates {
-        let own = self.items(lists.items.cast());
+    /// Kernel arguments of a plan with these tables that would otherwise walk whole sequences.
+    pub(super) fn lower(&self, tables: *const i32, soon: i32) -> dwk_prefill_by_gates {
+        dwk_prefill_by_gates {
+            samples: self.items(tables).wrapping_add(self.counts.items).cast(),
+            samples_count: self.samples as i32,
+            soon,
+            ..Default::default()
+        }
+    }
+
+    /// Kernel arguments of a plan that would otherwise take the split path.
+    pub(super) fn lower_or_split(&self, lists: &Lists, soon: i32) -> dwk_prefill_by_gates {
         let items = lists.workspace;
         let chains = items.wrapping_byte_add(aligned(lists.counts.items * plan::ITEM_WORDS));
         dwk_prefill_by_gates {
@@ -84,9 +102,7 @@ impl ByGates {
             split_chains: chains.cast(),
             items_count: lists.counts.items as i32,
             chains_count: lists.counts.chains as i32,
-            samples: own.wrapping_add(self.counts.items).cast(),
-            samples_count: self.samples as i32,
-            soon,
+            ..self.lower(lists.items.cast(), soon)
         }
     }
 }
@@ -94,15 +110,15 @@ impl ByGates {
 impl Shape {
     /// Segments of the fused path, if [`PrefillPath::Auto`](super::PrefillPath::Auto) leaves the choice to the gates:
     /// where it is modelled faster with gates that forget, and finding that they do not costs next to nothing.
-    /// `split`: segments of the split path.
+    /// `split`: segments of the split path, unless the plan has the fused one.
     pub(super) fn partition_by_gates(
         &self,
         cu_seqlens: &[i32],
         split: Counts,
     ) -> Option<Partition> {
-        /// Least time of the split path in microseconds: finding the choice takes 2 to 3 of them.
+        /// Least time of the plan in microseconds: finding the choice takes 2 to 3 of them.
         const LEAST: f64 = 80.0;
-        /// Most of the split path's time that the fused path may take: a prefill of 0.98 was modelled slower.
+        /// Most of the plan's time that the fused path may take: a prefill of 0.98 was modelled slower.
         const MOST: f64 = 0.95;
         /// Microseconds for a kernel of the split path without work.
         const WITHOUT_WORK: f64 = 7.4;
@@ -118,18 +134,26 @@ impl Shape {
             start: costs.start_by_gates as usize,
             warm_up: costs.warm_up as usize,
         };
-        let heads = self.spec.heads.value as f64;
-        let all = chunks.iter().sum::<usize>() as f64 * heads;
-        let split_us = self.machine().time(&chunks)
-            + costs.prepare_start
-            + costs.prepare * all / self.compute_units as f64;
-        if split_us < LEAST {
+        let fused_us = |cost: usize| cost as f64 / 16.0 * costs.chunk;
+        let (planned_us, others) = if self.is_fused() {
+            let start = costs.start as usize;
+            (
+                fused_us(Uneven { start, ..uneven }.cost_of_whole(&chunks)),
+                0,
+            )
+        } else {
+            let all = chunks.iter().sum::<usize>() as f64 * self.spec.heads.value as f64;
+            let [_, prepare] = self.split_us();
+            let prepare_us = costs.prepare_start + prepare * all / self.compute_units as f64;
+            let combines = split.chains > 0 && !self.scan_chains(split);
+            let others = 1 + i32::from(split.summaries > 0) + i32::from(combines);
+            (self.machine().time(&chunks) + prepare_us, others)
+        };
+        if planned_us < LEAST {
             return None;
         }
         let (items, cost) = uneven.cut(&chunks)?;
-        let kernels = 1 + i32::from(split.summaries > 0) + i32::from(split.chains > 0);
-        let fused_us = cost as f64 / 16.0 * costs.chunk + f64::from(kernels) * WITHOUT_WORK;
-        if fused_us > MOST * split_us {
+        if fused_us(cost) + f64::from(others) * WITHOUT_WORK > MOST * planned_us {
             return None;
         }
         let mut partition = Partition {
@@ -141,5 +165,40 @@ impl Shape {
         }
         self.leave_short(&mut partition, cu_seqlens);
         Some(partition)
+    }
+}
+#[cfg(test)]
+mod tests {
+    use super::super::shape::tests::{cu_seqlens, shape};
+
+    /// Whether the plan has the fused path, and how many segments the gates may choose in its place.
+    fn plan(heads: [usize; 2], lengths: &[usize]) -> (bool, Option<usize>) {
+        let cu_seqlens = cu_seqlens(lengths);
+        let shape = shape(heads, lengths).of_lengths(&cu_seqlens);
+        let partition = shape.partition(&cu_seqlens).expect("a plan");
+        let segments = shape.partition_by_gates(&cu_seqlens, partition.counts());
+        (shape.is_fused(), segments.map(|s| s.items.len()))
+    }
+
+    /// Segments beside the split path where one sequence, or a few, leave compute units idle; beside whole sequences on
+    /// the fused path where these do not fill the last round.
+    #[test]
+    fn gates_choose_where_whole_sequences_do_not_fill_the_device() {
+        for (heads, lengths, fused, segments) in [
+            ([16, 32], vec![8192], false, Some(9)),
+            ([16, 32], vec![4096; 7], true, Some(14)),
+            ([16, 32], vec![4096; 10], false, Some(17)),
+            ([2, 8], vec![32768], false, Some(37)),
+            // Full rounds.
+            ([16, 32], vec![4096; 8], true, None),
+            ([16, 32], vec![4096; 9], true, None),
+            ([16, 32], vec![4096; 19], true, None),
+            // Too short.
+            ([2, 8], vec![8192], false, None),
+            ([16, 32], vec![128; 120], true, None),
+        ] {
+            let name = format!("{heads:?}, {} x {}", lengths.len(), lengths[0]);
+            assert_eq!(plan(heads, &lengths), (fused, segments), "{name}");
+        }
     }
 }

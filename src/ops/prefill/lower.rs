@@ -324,6 +324,12 @@ impl LaunchArguments {
         self.fused.by_gates = by_gates;
     }
 
+    /// Lets `prefill_fused` choose by the gates between the segments of these arguments and whole sequences.
+    pub(super) fn choose_segments_by_gates(&mut self, by_gates: dwk_prefill_by_gates) {
+        debug_assert_eq!(self.fused.walkers, 0);
+        self.fused.by_gates = by_gates;
+    }
+
     fn put_first(&mut self, fused: LaunchArguments, (compute_units, dies): (u32, u32)) {
         // A wave on each SIMD, more only where all compute units have work.
         let preparing = self.prepare_groups.div_ceil(PREPARING_WAVES);

@@ -349,7 +349,8 @@ impl Prefill {
         let by_gates = shape.partition_by_gates(&cu_seqlens, partition.counts());
         let lengths = Lengths::Host {
             counts: partition.counts(),
-            by_gates: by_gates.map(|fused| ByGates::append(&fused, &cu_seqlens, &mut tables)),
+            by_gates: by_gates
+                .map(|fused| ByGates::append(&fused, shape.is_fused(), &cu_seqlens, &mut tables)),
             tables: context.upload(&tables)?,
             boundaries: Boundaries::of(context, &shape, &cu_seqlens)?,
             cu_seqlens,
@@ -468,12 +469,9 @@ impl Prefill {
     /// Bytes of workspace for records and summaries.
     pub(crate) fn record_bytes(&self) -> usize {
         let bytes = self.shape.workspace(self.counts()).bytes;
-        match self.by_gates() {
-            Some(_) => {
-                let lists = ByGates::bytes(self.counts());
-                bytes.next_multiple_of(WORKSPACE_ALIGN) + lists
-            }
-            None => bytes,
+        match self.leaves_path_to_gates() {
+            true => bytes.next_multiple_of(WORKSPACE_ALIGN) + ByGates::bytes(self.counts()),
+            false => bytes,
         }
     }
 
@@ -482,6 +480,11 @@ impl Prefill {
             Lengths::Host { by_gates, .. } => by_gates.as_ref(),
             Lengths::Device(_) => None,
         }
+    }
+
+    /// Whether gates choose the path, not just the segments of the fused one.
+    fn leaves_path_to_gates(&self) -> bool {
+        self.by_gates().is_some_and(|by_gates| !by_gates.or_whole)
     }
 
     /// Total number of segments. A sequence that is not cut counts as one. A plan of [`Prefill::device`]: at most.
@@ -499,7 +502,7 @@ impl Prefill {
     /// initial states or v takes the split path, if its plan chooses by the gates.
     pub fn path(&self) -> PrefillPath {
         match self.device_segments() {
-            _ if self.by_gates().is_some() => PrefillPath::Auto,
+            _ if self.leaves_path_to_gates() => PrefillPath::Auto,
             Some(segments) if segments.choice.is_some() => PrefillPath::Auto,
             _ => self.shape.path,
         }
@@ -522,7 +525,7 @@ impl Prefill {
             // runs it: one with a pool, for example.
             (
                 Part::Prepare,
-                split && (!first || self.by_gates().is_some()),
+                split && (!first || self.leaves_path_to_gates()),
             ),
             (Part::Summarise, split && counts.summaries > 0),
             (
@@ -572,7 +575,7 @@ impl Prefill {
                 // Equal sequences are in their own order: kernels then need not load what their work is. A choice by the
                 // gates copies the list.
                 let whole = counts.even && counts.items == self.shape.sequences;
-                let in_order = whole && by_gates.is_none();
+                let in_order = whole && by_gates.is_none_or(|by_gates| by_gates.or_whole);
                 Tables {
                     cu_seqlens,
                     items: if in_order { ptr::null() } else { items.cast() },
@@ -702,7 +705,7 @@ impl Prefill {
         Ok(lowered)
     }
 
-    /// [`Prefill::lower`] of a plan that leaves the choice of the path to the gates.
+    /// [`Prefill::lower`] of a plan that leaves the choice of the path, or of the segments, to the gates.
     fn lower_by_gates(
         &self,
         by_gates: &ByGates,
@@ -710,6 +713,22 @@ impl Prefill {
         own: Tables,
         records: *mut c_void,
     ) -> Checked<LaunchArguments> {
+        // Of gates whose segments begin at most a chunk earlier than the plan counts on.
+        let soon = self.shape.target.fused_costs.warm_up / 16 + 1;
+        if by_gates.or_whole {
+            let Lengths::Host { tables, .. } = &self.lengths else {
+                unreachable!("gates choose where lengths are on the host");
+            };
+            let tables = tables.address().cast_const().cast();
+            let cut = Tables {
+                items: by_gates.items(tables),
+                counts: by_gates.counts,
+                ..own
+            };
+            let mut lowered = (self.shape).lower(tensors, cut, &self.slots, records)?;
+            lowered.choose_segments_by_gates(by_gates.lower(tables, soon));
+            return Ok(lowered);
+        }
         let bytes = self.shape.workspace(own.counts).bytes;
         let lists = Lists {
             items: own.items,
@@ -717,9 +736,7 @@ impl Prefill {
             counts: own.counts,
             workspace: records.wrapping_byte_add(bytes.next_multiple_of(WORKSPACE_ALIGN)),
         };
-        // Of gates whose segments begin at most a chunk earlier than the plan counts on.
-        let soon = self.shape.target.fused_costs.warm_up / 16 + 1;
-        let by_gates_args = by_gates.lower(&lists, soon);
+        let by_gates_args = by_gates.lower_or_split(&lists, soon);
         let split = Tables {
             items: by_gates_args.split_items,
             chains: by_gates_args.split_chains,

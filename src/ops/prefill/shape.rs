@@ -194,6 +194,7 @@ impl Shape {
         let ns = |us: f64| (1e3 * us) as i32;
         let start = f64::from(costs.start) / 16.0 * costs.chunk;
         let (scan, _) = self.most_slabs();
+        let [scan_chunk, prepare_chunk] = self.split_us();
         Choice {
             compute_units: self.compute_units.min(1 << 24) as i32,
             fused: WalkTime {
@@ -203,11 +204,11 @@ impl Shape {
             },
             scan: WalkTime {
                 workgroups: (heads * scan) as i32,
-                chunk: ns(self.target.costs.scan.chunk),
+                chunk: ns(scan_chunk),
                 start: ns(costs.scan_start),
             },
             prepare_start: ns(costs.prepare_start + self.target.costs.launch),
-            prepare_chunk: ns(costs.prepare * heads as f64),
+            prepare_chunk: ns(prepare_chunk * heads as f64),
         }
     }
 
@@ -238,9 +239,9 @@ impl Shape {
         }
     }
 
-    /// Whether gates may choose the path, if a sequence is cut.
+    /// Whether gates may choose the path and the segments.
     pub(super) fn leaves_choice(&self) -> bool {
-        self.may_be_fused && !self.is_fused()
+        self.may_be_fused
     }
 
     /// Whether every sequence starts from zeros. Otherwise the last segment of a sequence may overwrite an initial state
@@ -497,10 +498,15 @@ impl Shape {
         self.chunk_entries() * self.spec.heads.value * RECORD_BYTES
     }
 
-    /// Whether the bandwidth of HBM limits `prefill_scan`: Q, K, V, O and records do not fit in the Infinity Cache, and
-    /// its workgroups fill three quarters of the device. Lengths may leave rows and records unused.
+    /// Whether the bandwidth of HBM limits `prefill_scan`: its data do not fit in the Infinity Cache, and its workgroups
+    /// fill three quarters of the device. Lengths may leave rows and records unused.
     pub(super) fn is_from_hbm(&self, counts: Counts) -> bool {
-        /// Bytes of the Infinity Cache of every CDNA 3 device.
+        let workgroups = counts.items * self.spec.heads.value * self.scan_division(counts).slabs;
+        self.exceeds_cache(self.record_bytes(counts)) && 4 * workgroups >= 3 * self.compute_units
+    }
+
+    /// Whether Q, K, V, O and so many bytes of records do not fit in the Infinity Cache of a CDNA 3 device.
+    fn exceeds_cache(&self, records: usize) -> bool {
         const INFINITY_CACHE: usize = 256 << 20;
         let Heads {
             key: key_heads,
@@ -511,9 +517,21 @@ impl Shape {
         } = self.spec.heads;
         // Q and K, V and O.
         let token = 2 * (key_heads * key_dim + value_heads * value_dim) * size_of::<u16>();
-        let far = self.batch.rows() * token + self.record_bytes(counts) > INFINITY_CACHE;
-        let workgroups = counts.items * value_heads * self.scan_division(counts).slabs;
-        far && 4 * workgroups >= 3 * self.compute_units
+        self.batch.rows() * token + records > INFINITY_CACHE
+    }
+
+    /// Modelled microseconds of the split path: a chunk of `prefill_scan`, and a (chunk, value head) of
+    /// `prefill_prepare` on a compute unit.
+    pub(super) fn split_us(&self) -> [f64; 2] {
+        let costs = &self.target.fused_costs;
+        let of_scan = self.target.costs.scan.chunk;
+        match self.exceeds_cache(self.chunk_entries() * self.spec.heads.value * RECORD_BYTES) {
+            true => [
+                of_scan * costs.scan_from_hbm,
+                costs.prepare * costs.prepare_from_hbm,
+            ],
+            false => [of_scan, costs.prepare],
+        }
     }
 
     /// Bytes of all summaries: N, and M or the initial state.

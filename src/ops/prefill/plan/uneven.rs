@@ -1,8 +1,9 @@
-//! Segments of different lengths, for walks that start early and need no summaries: long ones, and the rests of sequences
-//! in shorter ones. Compute units take them in order, longest first, so that all end at about the same time.
-//!
-//! Equal segments fill the device only where their number divides by that of the compute units: 512 chunks of 64 value
-//! heads have 4.75 of the 304 compute units of an MI300X for each head.
+//! Segments of different lengths, for walks that start early and need no summaries. Compute units take them in order,
+//! longest first, so that all end at about the same time. Two ways to cut are tried:
+//! - long segments, and the rests of sequences in shorter ones. Equal segments fill the device only where their number
+//!   divides by that of the compute units: 512 chunks of 64 value heads have 4.75 of the 304 compute units of an MI300X for
+//!   each head;
+//! - as many of the longest sequences whole as the device runs in some number of rounds, and the others in short segments.
 
 use std::collections::BTreeMap;
 
@@ -31,6 +32,12 @@ const MOST_SEGMENTS: usize = 4096;
 const PARTS: [usize; 4] = [1, 2, 3, 4];
 /// Lengths of long segments that are tried: each is longer by a sixty-fourth of the first one.
 const STEPS: usize = 20;
+/// Most segments if all sequences are cut into short ones.
+const MOST_SHORT: usize = 512;
+/// Most rounds of whole sequences before others in short segments.
+const MOST_ROUNDS: usize = 8;
+/// Lengths of these segments, as multiples of the least.
+const MULTIPLES: [usize; 4] = [1, 2, 3, 4];
 
 /// About how many chunks long segments have, and segments of a rest. Both differ from it where a rest is to be shared.
 #[derive(Clone, Copy)]
@@ -56,13 +63,30 @@ impl Uneven {
                 short: (long / parts).max(self.least_chunks),
             })
         });
-        let cutting = candidates.filter(|lengths| lengths.long < longest);
-        let best = cutting.min_by_key(|lengths| self.cost(&items(chunks, *lengths)))?;
-        let items = items(chunks, best);
-        let cost = self.cost(&items);
-        // A rest may have been too short for a segment.
-        let is_cut = items.iter().any(|item| item.first_chunk > 0);
-        is_cut.then_some((items, cost))
+        let of_lengths = (candidates.filter(|lengths| lengths.long < longest))
+            .map(|lengths| items(chunks, lengths));
+        let in_rounds = |rounds: usize| rounds.saturating_mul(self.compute_units) / self.workgroups;
+        let shorts = MULTIPLES.map(|n| n * self.least_chunks);
+        let shorts = shorts.map(|short| Some(short).filter(|short| all / short <= MOST_SHORT));
+        let some_whole = (0..=MOST_ROUNDS)
+            .map(in_rounds)
+            .filter(|&whole| whole < chunks.len())
+            .flat_map(|whole| {
+                let shorts = shorts.into_iter().flatten();
+                shorts.map(move |short| others_cut(chunks, whole, short))
+            });
+        // A rest may have been too short for a segment, or a sequence for a cut.
+        let is_cut = |items: &Vec<dwk_prefill_item>| items.iter().any(|item| item.first_chunk > 0);
+        (of_lengths.chain(some_whole).filter(is_cut))
+            .map(|items| (self.cost(&items), items))
+            .min_by_key(|(cost, _)| *cost)
+            .map(|(cost, items)| (items, cost))
+    }
+
+    /// Cost if no sequence is cut.
+    pub(crate) fn cost_of_whole(&self, chunks: &[usize]) -> usize {
+        let long = chunks.iter().copied().max().unwrap_or(0) + 1;
+        self.cost(&items(chunks, Lengths { long, short: long }))
     }
 
     /// Time after which all compute units have ended.
@@ -95,35 +119,58 @@ impl Uneven {
     }
 }
 
-/// Cuts sequences, longest segments first. A rest that is too short for a segment lengthens the long ones.
-fn items(chunks: &[usize], lengths: Lengths) -> Vec<dwk_prefill_item> {
-    let mut items = Vec::new();
-    for (sequence, &n) in chunks.iter().enumerate() {
-        let mut first = 0;
-        let mut put = |chunks: usize| {
-            items.push(dwk_prefill_item {
+#[derive(Default)]
+struct Items(Vec<dwk_prefill_item>);
+
+impl Items {
+    /// Adds the segments of a sequence, of so many chunks each.
+    fn put(&mut self, sequence: usize, lengths: impl Iterator<Item = usize>) {
+        let mut first_chunk = 0;
+        for chunks in lengths {
+            self.0.push(dwk_prefill_item {
                 sequence: sequence as i32,
-                first_chunk: first as i32,
+                first_chunk,
                 chunks: chunks as i32,
                 summary: 0,
             });
-            first += chunks;
-        };
-        let (longs, rest) = (n / lengths.long, n % lengths.long);
-        if longs == 0 {
-            put(n);
-            continue;
-        }
-        let shorts = rest / lengths.short + usize::from(rest % lengths.short > lengths.short / 2);
-        if shorts == 0 {
-            even(n, longs).for_each(&mut put);
-        } else {
-            even(n - rest, longs).for_each(&mut put);
-            even(rest, shorts).for_each(&mut put);
+            first_chunk += chunks as i32;
         }
     }
-    items.sort_by_key(|item| std::cmp::Reverse(item.chunks));
-    items
+
+    fn longest_first(mut self) -> Vec<dwk_prefill_item> {
+        self.0.sort_by_key(|item| std::cmp::Reverse(item.chunks));
+        self.0
+    }
+}
+
+/// Cuts sequences. A rest that is too short for a segment lengthens the long ones.
+fn items(chunks: &[usize], lengths: Lengths) -> Vec<dwk_prefill_item> {
+    let mut items = Items::default();
+    for (sequence, &n) in chunks.iter().enumerate() {
+        let (longs, rest) = (n / lengths.long, n % lengths.long);
+        let shorts = rest / lengths.short + usize::from(rest % lengths.short > lengths.short / 2);
+        if longs == 0 {
+            items.put(sequence, even(n, 1));
+        } else if shorts == 0 {
+            items.put(sequence, even(n, longs));
+        } else {
+            items.put(sequence, even(n - rest, longs).chain(even(rest, shorts)));
+        }
+    }
+    items.longest_first()
+}
+
+/// Leaves the longest sequences whole, `whole` of them, and cuts the others into segments of about `short` chunks.
+fn others_cut(chunks: &[usize], whole: usize, short: usize) -> Vec<dwk_prefill_item> {
+    let mut order: Vec<usize> = (0..chunks.len()).collect();
+    order.sort_by_key(|&sequence| std::cmp::Reverse(chunks[sequence]));
+    let mut items = Items::default();
+    for (place, &sequence) in order.iter().enumerate() {
+        let n = chunks[sequence];
+        let parts = if place < whole { 1 } else { (n / short).max(1) };
+        items.put(sequence, even(n, parts));
+    }
+    items.longest_first()
 }
 
 /// `parts` lengths of the sum `n` that differ by at most one.
@@ -177,11 +224,36 @@ mod tests {
         }
     }
 
+    /// 10 sequences of 32 value heads have 320 walks of 64 chunks for 304 compute units: nine stay whole.
     #[test]
-    fn nothing_is_cut_that_fills_the_device() {
-        assert!(on_an_mi300x(32).cut(&[64; 10]).is_none());
-        assert!(on_an_mi300x(32).cut(&[512; 9]).is_none());
-        assert!(on_an_mi300x(96).cut(&[1024; 3]).is_none());
+    fn whole_sequences_of_a_round_and_short_segments_of_the_others() {
+        let device = on_an_mi300x(32);
+        let (items, cost) = device.cut(&[64; 10]).expect("a cut");
+        let whole = lengths(&items).iter().filter(|n| **n == 64).count();
+        assert_eq!(whole, 9, "{items:?}");
+        // One round, its start, and what is left of a tenth sequence.
+        assert!(cost < 16 * 64 + 53 + 16 * 20, "{cost}");
+        assert_eq!(device.cost_of_whole(&[64; 10]), 2 * (16 * 64 + 53));
+        // Two rounds, and one sequence in short segments.
+        let (items, _) = device.cut(&[64; 20]).expect("a cut");
+        assert_eq!(
+            lengths(&items).iter().filter(|n| **n == 64).count(),
+            19,
+            "{items:?}"
+        );
+    }
+
+    #[test]
+    fn what_fills_the_device_is_not_worth_a_cut() {
+        for lengths in [vec![512; 9], vec![64; 9], vec![64; 19], vec![16; 28]] {
+            let device = on_an_mi300x(32);
+            let whole = device.cost_of_whole(&lengths);
+            assert!(
+                device
+                    .cut(&lengths)
+                    .is_none_or(|(_, cost)| 100 * cost > 95 * whole)
+            );
+        }
         assert!(on_an_mi300x(32).cut(&[]).is_none());
         assert!(on_an_mi300x(1).cut(&[9; 257]).is_none());
         let mut huge = on_an_mi300x(1);
