@@ -218,7 +218,7 @@ typedef struct dw_prefill_tensors {
     const int32_t *write_slots; /* [N] on the device, slots to write; NULL: as slots */
 
     /* Snapshots: states after chunks of 64 tokens, for the chunks that have a slot. A sequence that continues from a
-     * snapshot in f32, without segments, has the same bits as the whole sequence. */
+     * snapshot in f32, with segments = 1, has the same bits as the whole sequence. */
     const dw_tensor *snapshots;    /* shape as pool; NULL: the pool itself, in slots that no sequence has */
     const int32_t *snapshot_slots; /* on the device; entry cu_seqlens[n] / 64 + n + c is the slot for the state after
                                       chunk c of sequence n. Negative or beyond the tensor: no snapshot. NULL: the

@@ -2,9 +2,10 @@
 // workgroup per (segment, value head, slab of value columns). Some waves hold the state and walk the chunks. The others
 // make T, P and the row factors of the next chunk on chip meanwhile. A segment that is not its sequence's first starts
 // some chunks early, from zeros, if prefill_fused_summarise found that these forget what was before them;
-// otherwise from the state that the summaries hold. Where the gates choose the path (prefill/by_gates.h), it finds the
-// starts itself, and there are no summaries. Where lengths on the device choose the split path, it prepares chunks
-// (prefill/prepare.h). Where sequences are short, a workgroup walks several of them (prefill/gfx9/units.h).
+// otherwise from the state that the summaries hold. Where the gates choose the segments (prefill/by_gates.h), it finds
+// the starts itself, and there are no summaries; if they do not, some workgroups walk whole sequences, or all prepare
+// chunks. Where lengths on the device choose the split path, it prepares chunks (prefill/prepare.h). Where sequences
+// are short, a workgroup walks several of them (prefill/gfx9/units.h).
 //
 // q, k [T, HK, K], v, o [T, HV, V] bf16 or f16; g, beta [T, HV] (or a, b with DWK_RAW_GATES); states [slots, HV, K, V]
 // or [slots, HV, V, K], f32, bf16 or f16.

@@ -1,7 +1,7 @@
-// Choice between prefill_fused and the split path by the gates, where a plan cuts sequences (dwk_prefill_by_gates).
-// Every workgroup of prefill_fused, which runs first, samples the gates before the segments' begins, and finds the same
-// choice. Its first workgroup leaves the lists of the split path to the kernels after it, or lists without work. Where
-// the split path is chosen, its workgroups prepare chunks.
+// Segments of prefill_fused that the gates choose (dwk_prefill_by_gates), in place of the split path or of whole
+// sequences. Every workgroup of prefill_fused, which runs first, samples the gates before the segments' begins, and
+// finds the same choice. If there is a split path, the first workgroup leaves its lists to the kernels after this one,
+// or lists without work, and workgroups prepare chunks if that path is chosen.
 #pragma once
 
 #include "warm_up.h"

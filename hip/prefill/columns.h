@@ -45,7 +45,7 @@ DEVICE Segment segment_at(const dwk_prefill_scan_args &x, const Work &work, cons
 }
 
 // Work and segment of a unit, without quiet tokens. Derived again when needed: they are not worth registers during the
-// walk. `whole`: in prefill_fused, the walk is of a whole sequence.
+// walk. `whole`: in prefill_fused, the walk is of a whole sequence, whatever the list says.
 template <int Keys> struct Located {
     Work work;
     Segment segment;

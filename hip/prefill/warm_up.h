@@ -46,6 +46,9 @@ template <class T, int Threads> class Forgetting {
 
     // Least number of early chunks, in a window of at most `most`. -1: there is none.
     DEVICE_MEMBER int chunks(int most) const {
+        if (most <= 0) {
+            return -1;
+        }
         if constexpr (finds_squares) {
             const int early = first_chunks(most);
             if (early >= 0) {

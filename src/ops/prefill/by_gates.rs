@@ -110,7 +110,7 @@ impl ByGates {
 impl Shape {
     /// Segments of the fused path, if [`PrefillPath::Auto`](super::PrefillPath::Auto) leaves the choice to the gates:
     /// where it is modelled faster with gates that forget, and finding that they do not costs next to nothing.
-    /// `split`: segments of the split path, unless the plan has the fused one.
+    /// `split`: segments of the split path; not read if the plan has the fused one.
     pub(super) fn partition_by_gates(
         &self,
         cu_seqlens: &[i32],
@@ -122,7 +122,7 @@ impl Shape {
         const MOST: f64 = 0.95;
         /// Microseconds for a kernel of the split path without work.
         const WITHOUT_WORK: f64 = 7.4;
-        if !self.leaves_choice() {
+        if !self.may_be_fused || self.sequences > Uneven::MOST_SEQUENCES {
             return None;
         }
         let costs = &self.target.fused_costs;
@@ -200,5 +200,8 @@ mod tests {
             let name = format!("{heads:?}, {} x {}", lengths.len(), lengths[0]);
             assert_eq!(plan(heads, &lengths), (fused, segments), "{name}");
         }
+        // A workgroup that walks several units does not look for starts: no segment is so short.
+        let costs = &shape([16, 32], &[8192]).target.fused_costs;
+        assert!(costs.least_chunks as u32 > costs.units_chunks + 1);
     }
 }

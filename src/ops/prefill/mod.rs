@@ -95,8 +95,9 @@ pub struct PrefillSpec {
 /// Kernels that compute a prefill. Results differ by rounding only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PrefillPath {
-    /// The plan chooses the fastest by its model of the device. On gfx942 it may leave the choice between [`Fused`] and
-    /// [`Split`] to the gates of each launch that overwrites neither initial states nor v ([`Prefill::path`]).
+    /// The plan chooses the fastest by its model of the device. On gfx942 it may leave a choice to the gates of each
+    /// launch that overwrites neither initial states nor v: between [`Fused`] and [`Split`] ([`Prefill::path`]), or
+    /// between segments and whole sequences of [`Fused`]. Only a number of segments ([`PrefillSpec::segments`]) fixes them.
     ///
     /// [`Fused`]: PrefillPath::Fused
     /// [`Split`]: PrefillPath::Split
@@ -316,7 +317,7 @@ impl Prefill {
     /// allowed number, so nothing is accessed out of bounds. The first 4 bytes of the workspace are the status after a
     /// launch: 0, or 1 + the index of the first entry that was replaced. The kernel also cuts sequences into segments, as a
     /// plan with the lengths on the host, as many rows and as many sequences would. Results have the same bits, unless that
-    /// plan leaves the choice of the path to the gates ([`Prefill::path`]).
+    /// plan leaves a choice to the gates ([`PrefillPath::Auto`]).
     ///
     /// The workspace has room for the segments of any lengths, and kernels that find no segments there return at once. No
     /// room and no such launches are needed if one sequence of all rows would not be cut.
@@ -487,7 +488,8 @@ impl Prefill {
         self.by_gates().is_some_and(|by_gates| !by_gates.or_whole)
     }
 
-    /// Total number of segments. A sequence that is not cut counts as one. A plan of [`Prefill::device`]: at most.
+    /// Total number of segments. A sequence that is not cut counts as one. A plan of [`Prefill::device`]: at most. Gates
+    /// that forget may let a launch cut otherwise ([`PrefillPath::Auto`]).
     pub fn segments(&self) -> usize {
         let counts = self.counts();
         match &self.lengths {
@@ -499,7 +501,8 @@ impl Prefill {
     /// Kernels that compute the prefill, as the spec, [`PATH_VARIABLE`] or the planner chose. A batch without sequences has
     /// the split path. [`PrefillPath::Auto`]: each launch chooses. A plan of [`Prefill::device`] chooses by the lengths, and
     /// another plan by the gates. Kernels of both paths are then launched, and some find no work. A launch that may overwrite
-    /// initial states or v takes the split path, if its plan chooses by the gates.
+    /// initial states or v takes the split path, if its plan chooses by the gates. With [`PrefillPath::Fused`] gates may still
+    /// choose the segments.
     pub fn path(&self) -> PrefillPath {
         match self.device_segments() {
             _ if self.leaves_path_to_gates() => PrefillPath::Auto,

@@ -29,7 +29,7 @@ pub(super) struct Shape {
     /// [`PrefillPath::Fused`] or [`PrefillPath::Split`], for sequences that `prefill_short` does not compute.
     pub(super) path: PrefillPath,
     /// Whether [`PrefillPath::Auto`] may take the fused path in place of the split path, if the lengths suggest it.
-    may_be_fused: bool,
+    pub(super) may_be_fused: bool,
     /// Whether the planner cuts sequences, not the caller.
     planned_segments: bool,
     /// Whether segments may start early. Otherwise every segment starts from a summary, as ranks' do.
@@ -231,17 +231,13 @@ impl Shape {
         }
     }
 
-    /// The shape on the fused path, where [`PrefillPath::Auto`] takes it: no sequence is cut, or gates choose.
+    /// The shape on the fused path, where [`PrefillPath::Auto`] takes it without summaries: no sequence is cut, or gates
+    /// choose.
     pub(super) fn fused_whole(self) -> Shape {
         Shape {
             path: PrefillPath::Fused,
             ..self
         }
-    }
-
-    /// Whether gates may choose the path and the segments.
-    pub(super) fn leaves_choice(&self) -> bool {
-        self.may_be_fused
     }
 
     /// Whether every sequence starts from zeros. Otherwise the last segment of a sequence may overwrite an initial state

@@ -24,9 +24,7 @@ pub(crate) struct Uneven {
     pub(crate) warm_up: usize,
 }
 
-/// Most sequences for which plans are worth their time on the host.
-const MOST_SEQUENCES: usize = 256;
-/// The same of segments, of which a device has few.
+/// Most segments for which plans are worth their time on the host: a device has few.
 const MOST_SEGMENTS: usize = 4096;
 /// Numbers of parts of a long segment that make a short one.
 const PARTS: [usize; 4] = [1, 2, 3, 4];
@@ -47,13 +45,16 @@ struct Lengths {
 }
 
 impl Uneven {
+    /// Most sequences for which plans are worth their time on the host.
+    pub(crate) const MOST_SEQUENCES: usize = 256;
+
     /// Items, longest first, and their cost. `None` if no sequence is cut.
     pub(crate) fn cut(&self, chunks: &[usize]) -> Option<(Vec<dwk_prefill_item>, usize)> {
         let all: usize = chunks.iter().sum();
         let longest = chunks.iter().copied().max().unwrap_or(0);
         let least = (all * self.workgroups).div_ceil(self.compute_units);
         let least = least.max(self.least_chunks);
-        if chunks.len() > MOST_SEQUENCES || all / least > MOST_SEGMENTS {
+        if chunks.len() > Self::MOST_SEQUENCES || all / least > MOST_SEGMENTS {
             return None;
         }
         let longs = (0..STEPS).map(|step| least + step * least / 64);
