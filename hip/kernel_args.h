@@ -284,10 +284,10 @@ typedef struct dwk_prefill_scan_args {
     int32_t pad0;
 } dwk_prefill_scan_args;
 
-/* Segments of prefill_fused that the gates choose. It runs first and needs no summaries: each segment starts where gates
- * before it forget. If they do not, it does what prefill_prepare does for the split path, or walks whole sequences. If
- * they do, the kernels of the split path after it find no work in their lists. Final states may not overwrite initial
- * ones. */
+/* Segments of prefill_fused that the gates choose. It runs first and needs no summaries: each segment starts where
+ * gates before it forget. If they do not, it does what prefill_prepare does for the split path, or walks whole
+ * sequences. If they do, the kernels of the split path after it find no work in their lists. Final states may not
+ * overwrite initial ones. */
 typedef struct dwk_prefill_by_gates {
     const dwk_prefill_item *items; /* [items_count]: of the split path; null: whole sequences instead */
     const int32_t *chains;         /* [chains_count, 2]: of the split path */

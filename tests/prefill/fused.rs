@@ -171,7 +171,7 @@ fn growth_before_a_chunk_that_forgets_counts() {
         assert!(o.rms_ratio < 3e-2, "{norm}: {o:?}");
         let greatest = expected.o[from..]
             .iter()
-            .fold(0.0, |m: f64, x| m.max(f64::from(*x).abs()));
+            .fold(0.0, |m: f64, x| m.max(x.abs()));
         assert!(greatest > 1e-3, "{norm}: {greatest:e} is left");
     }
 }
