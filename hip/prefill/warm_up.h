@@ -4,6 +4,11 @@
 // A state may have grown in earlier chunks, if keys are long or beta is not within 0 and 2. So two bounds hold: the
 // chunks that are walked early, and every longer run of a window of chunks, leave less than 2^-64 (forget.h) of what
 // each earlier chunk of the window added. The whole window leaves nothing in f32 of any state before it.
+//
+// Contract of a target: <target>/growth.h may supply
+//   finds_squares          whether there is
+//   greatest_squares<T>(out, x, sequence, token, step, count, head)
+//                          this lane's parts of the greatest |k|^2 of some chunks
 #pragma once
 
 #include "../tensor/pieces.h"

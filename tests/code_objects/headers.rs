@@ -12,7 +12,7 @@ use super::{compiler, folder, root, skip};
 const TARGETS: [(&str, &str); 2] = [("gfx9", "gfx942"), ("sm90", "sm_90a")];
 
 /// The files that choose between targets: the contracts.
-const CONTRACTS: [&str; 10] = [
+const CONTRACTS: [&str; 11] = [
     "arch/contract.h",
     "prefill/backward/schedule.h",
     "prefill/chain.h",
@@ -23,6 +23,7 @@ const CONTRACTS: [&str; 10] = [
     "prefill/short.h",
     "prefill/state_window.h",
     "prefill/walk.h",
+    "prefill/warm_up.h",
 ];
 
 /// Every source below `hip/`, by its path from there.

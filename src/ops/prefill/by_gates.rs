@@ -189,8 +189,8 @@ mod tests {
             ([16, 32], vec![4096; 7], true, Some(14)),
             ([16, 32], vec![4096; 10], false, Some(17)),
             ([2, 8], vec![32768], false, Some(37)),
+            ([16, 32], vec![4096; 8], true, Some(16)),
             // Full rounds.
-            ([16, 32], vec![4096; 8], true, None),
             ([16, 32], vec![4096; 9], true, None),
             ([16, 32], vec![4096; 19], true, None),
             // Too short.

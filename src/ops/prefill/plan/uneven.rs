@@ -27,7 +27,7 @@ pub(crate) struct Uneven {
 /// Most segments for which plans are worth their time on the host: a device has few.
 const MOST_SEGMENTS: usize = 4096;
 /// Numbers of parts of a long segment that make a short one.
-const PARTS: [usize; 4] = [1, 2, 3, 4];
+const PARTS: [usize; 5] = [1, 2, 3, 4, 8];
 /// Lengths of long segments that are tried: each is longer by a sixty-fourth of the first one.
 const STEPS: usize = 20;
 /// Most segments if all sequences are cut into short ones.
