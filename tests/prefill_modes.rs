@@ -73,6 +73,13 @@ fn cases() -> Vec<Case> {
         assert!(chooses.is_some() || !context().device().arch.starts_with("gfx942"));
         cases.push(case);
     }
+    // Gates choose between segments and whole sequences of the fused path.
+    for gates in [Gates::Normal, Gates::Zero] {
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 128), &[64 * 32 + 9; 5]);
+        (case.gates, case.final_state) = (gates, kind(Dtype::F32, StateLayout::KeyMajor));
+        case.spec.compute_units = Some(4);
+        cases.push(case);
+    }
     // Short sequences, alone and beside a long one.
     for (i, (k, lengths)) in [
         (64, vec![16, 3, 0]),

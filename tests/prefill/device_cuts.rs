@@ -98,10 +98,10 @@ fn the_device_cuts_as_the_host() {
 fn workgroups_take_several_summaries() {
     let lengths = [64 * 9 + 5, 0, 64 * 12, 70, 64 * 7 + 1];
     for (i, (k, v, segments, units, gates)) in [
-        (128, 128, 4, 1, Gates::Mixed),
-        (96, 192, 3, 2, Gates::Zero),
-        (128, 48, 4, 1, Gates::Strong),
-        (80, 144, 4, 3, Gates::Zero),
+        (128, 128, 5, 1, Gates::Mixed),
+        (96, 192, 4, 2, Gates::Zero),
+        (128, 48, 5, 1, Gates::Strong),
+        (80, 144, 5, 3, Gates::Zero),
         (176, 48, 4, 1, Gates::Mixed),
         (240, 32, 3, 1, Gates::Zero),
     ]
@@ -285,7 +285,7 @@ fn kernels_for_segments_are_launched_where_there_may_be_some() {
         Part::Combine,
         Part::Scan,
     ];
-    assert_eq!(parts(2, Some(5)), cut);
+    assert_eq!(parts(2, Some(8)), cut);
     // On CDNA, scan chains few summaries itself.
     let few = cut
         .into_iter()

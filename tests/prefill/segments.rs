@@ -278,8 +278,8 @@ fn kernels_and_parts() {
     let context = context();
     let stream = context.stream().unwrap();
     let few = if is_cdna(&context) { 3 } else { 4 };
-    for (segments, kernels) in [(1, 2), (2, 3), (3, few), (8, 4)] {
-        let case = cut(spec(Dtype::Bf16, 1, 2, 64, 48), &[500, 70], segments);
+    for (segments, kernels) in [(1, 2), (2, 3), (3, few), (11, 4)] {
+        let case = cut(spec(Dtype::Bf16, 1, 2, 64, 48), &[700, 70], segments);
         let names = plan(&case).kernels();
         assert_eq!(names.len(), kernels, "{names:?}");
         let parts = plan(&case).parts();
