@@ -6,7 +6,7 @@
 // each earlier chunk of the window added. The whole window leaves nothing in f32 of any state before it.
 //
 // Contract of a target: <target>/growth.h may supply
-//   finds_squares          whether there is
+//   finds_squares          whether it supplies the following
 //   greatest_squares<T>(out, x, sequence, token, step, count, head)
 //                          this lane's parts of the greatest |k|^2 of some chunks
 #pragma once

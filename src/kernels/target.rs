@@ -475,7 +475,7 @@ static SM90: Target = {
             start: 33,
             // Not read: gates choose on gfx942 alone.
             start_by_gates: 67,
-            warm_up: 20,
+            warm_up: 48,
             summaries: 43,
             worthwhile: 15,
             least_chunks: 8,

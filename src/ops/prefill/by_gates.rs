@@ -167,6 +167,7 @@ impl Shape {
         Some(partition)
     }
 }
+
 #[cfg(test)]
 mod tests {
     use super::super::shape::tests::{cu_seqlens, shape};
