@@ -139,7 +139,7 @@ fn segments_are_forced_and_switched_off() {
         let shape = ["prefill", "--json", "--check", "--heads", "1,1"];
         Command::new(env!("CARGO_BIN_EXE_deltawave"))
             .args(shape)
-            .args(["--dims", "32,16", "--seqlens", "500,64"])
+            .args(["--dims", "32,16", "--seqlens", "700,64"])
             .args(extra)
             .env("DELTAWAVE_BACKEND", "simulator")
             .env("DELTAWAVE_SEGMENTS", variable)
@@ -151,7 +151,7 @@ fn segments_are_forced_and_switched_off() {
         (&["--segments", "1"], "", 2),
         (&["--segments", "2"], "", 3),
         (&["--segments", "4"], "", 3), // scan chains few summaries
-        (&["--segments", "8"], "", 4),
+        (&["--segments", "11"], "", 4),
         (&["--segments", "4"], "1", 2),
         (&[], "3", 3),
     ] {

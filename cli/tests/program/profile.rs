@@ -101,9 +101,9 @@ fn segments_that_forget_cost_little() {
             "--heads",
             "1,2",
             "--seqlens",
-            "8192",
+            "10240",
             "--segments",
-            "8",
+            "10", // nine summaries, more than scan chains
             "--gates",
             gates,
         ]);
