@@ -1,7 +1,8 @@
 //! A step of an engine, with its lengths on the host and on the device: modelled times of each kernel, on the simulator.
 //!
 //! `cargo bench --bench engine_step -- [GPU] [HK,HV]`, for instance `mi300x 16,32`. The step has three decodes, two
-//! padded slots and five prefills. DECODES and PREFILLS are further arguments, for instance `0 4096,4096`.
+//! padded slots and five prefills. DECODES, PREFILLS and A_LOG of all heads are further arguments, for instance
+//! `0 4096,4096 0`. Without A_LOG heads draw it, and some have a long memory.
 
 use std::error::Error;
 
@@ -48,7 +49,8 @@ fn main() -> Outcome<()> {
     });
     let context = Context::simulator()?;
     let stream = context.stream()?;
-    let step = Step::new(&context, spec, cu_seqlens, decodes)?;
+    let a_log = given.get(4).map(|x| x.parse()).transpose()?;
+    let step = Step::new(&context, spec, cu_seqlens, decodes, a_log)?;
     let mut totals = Vec::new();
     for (place, on_device) in [("host", false), ("device", true)] {
         println!("lengths on the {place}, modelled us on {}:", gpu.name);
@@ -86,6 +88,7 @@ impl Step {
         spec: LayerSpec,
         cu_seqlens: Vec<i32>,
         decodes: usize,
+        a_log: Option<f32>,
     ) -> Outcome<Step> {
         let rows = usize::try_from(cu_seqlens[cu_seqlens.len() - 1])?;
         let (channels, heads) = (spec.conv().total_channels(), spec.heads.value);
@@ -102,7 +105,10 @@ impl Step {
             a: upload(spec.dtype, "a", rows * heads)?,
             b: upload(spec.dtype, "b", rows * heads)?,
             conv: upload(spec.dtype, "conv", channels * spec.width)?,
-            a_log: upload(Dtype::F32, "a_log", heads)?,
+            a_log: match a_log {
+                Some(a_log) => context.upload(&a_log.to_le_bytes().repeat(heads))?,
+                None => upload(Dtype::F32, "a_log", heads)?,
+            },
             norm: upload(Dtype::F32, "norm", spec.heads.value_dim)?,
             slots: context.upload(&slots.collect::<Vec<i32>>())?,
             cu_seqlens,

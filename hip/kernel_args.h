@@ -31,7 +31,10 @@ enum {
     DWK_ALIGNED = 512,       /* decode: rows of q, k, v, o and states begin at multiples of 16 bytes */
     DWK_STARTS_SOON = 1024,  /* scan, summarise: a segment starts early where few chunks before it forget (sm_90a) */
     DWK_KEEPS_STATES = 2048, /* scan, summarise: final states do not overwrite initial ones (sm_90a) */
-    DWK_CHAINS = 4096 /* scan: prefill_combine does not run; each segment chains the summaries before it (gfx942) */
+    DWK_CHAINS = 4096, /* scan: prefill_combine does not run; each segment chains the summaries before it (gfx942) */
+    DWK_DEFERS_STATES = 8192 /* fused: the last segment of a sequence that is cut leaves its state in place of N of its
+                                item's summary, less one, for prefill_scan to store: others may still read the initial
+                                state */
 };
 
 /* Bits of `flags` of conv. */
@@ -99,7 +102,8 @@ typedef struct dwk_prefill_item {
     int32_t first_chunk; /* counted in the sequence; DWK_ITEM_CONTINUES */
     int32_t chunks;      /* DWK_ITEM_FOLLOWED */
     int32_t summary;     /* index of its first summary, if a segment follows it; the last one of the segment before it
-                            is summary - 1; DWK_ITEM_HALF */
+                            is summary - 1; DWK_ITEM_HALF. Where the gates choose: 1 + the index of the summary in
+                            whose place the final state of a sequence that is cut may wait, in its last item */
 } dwk_prefill_item;
 
 /* Bits of an item. For sequences of which other ranks have parts: in first_chunk, although its first chunk is the
@@ -156,11 +160,14 @@ typedef struct dwk_prefill_machine {
     int32_t halves;             /* 1: mark items with DWK_ITEM_HALF */
 } dwk_prefill_machine;
 
-/* Choice between prefill_fused and prefill_prepare with prefill_scan by the lengths. Times are modelled, in
- * nanoseconds. The list of the path that is not chosen has no items. prefill_fused then cuts no sequence. */
+/* Choice between prefill_fused and prefill_prepare with prefill_scan by the lengths, and segments of prefill_fused that
+ * the gates may choose instead (hip/prefill/uneven.h; src/ops/prefill/plan/uneven.rs computes the same on the host).
+ * Times are modelled, in nanoseconds. The list of the path that is not chosen has no items, unless the gates choose.
+ * Where they do not, prefill_fused cuts no sequence. */
 typedef struct dwk_prefill_choice {
-    dwk_prefill_item *split_items; /* [plan.items_count]: prefill_scan's list; plan.items [sequences] is
+    dwk_prefill_item *split_items; /* [plan.items_count]: prefill_scan's list; plan.items [sequences + room] is
                                       prefill_fused's; null: no choice */
+    int32_t *samples;              /* as in dwk_prefill_by_gates; null: the gates choose nothing */
     int32_t compute_units;
     int32_t fused_workgroups; /* of a sequence */
     int32_t fused_chunk;
@@ -170,6 +177,14 @@ typedef struct dwk_prefill_choice {
     int32_t scan_start;
     int32_t prepare_start;
     int32_t prepare_chunk; /* of all heads, on one compute unit */
+    int32_t room;          /* with samples: most items of prefill_fused, beside one for each sequence */
+    int32_t least_chunks;  /* of a segment that the gates choose, about */
+    int32_t start;         /* cost of its start, in sixteenths of the time of a chunk */
+    int32_t warm_up;       /* cost of the chunks that it begins early, likewise */
+    int32_t least_time;    /* of the prefill for a choice by the gates */
+    int32_t without_work;  /* time of a kernel without work */
+    int32_t wait_time;     /* for final states that wait (DWK_DEFERS_STATES); 0: none do */
+    int32_t cut_chunk;     /* of the segments, where the split path is planned: with norms and gates to compute */
     int32_t pad0;
 } dwk_prefill_choice;
 
@@ -250,7 +265,8 @@ typedef struct dwk_prefill_scan_args {
     const int32_t *cu_seqlens;     /* [sequences + 1], checked */
     const void *records;           /* as prefill_prepare wrote them */
     const dwk_prefill_item *items; /* [items]; null: every sequence is one item */
-    float *states;   /* [summaries, HV]: N [V, K], then M^T [K, K] or, for a first segment, its initial state [V, K] */
+    float *states;   /* [summaries, HV]: N [V, K], or a final state that waits, then M^T [K, K] or, for a first segment,
+                        its   initial state [V, K] */
     float *retained; /* as prefill_prepare wrote it; null where there are no summaries */
     int32_t *forgotten; /* [summaries, HV]; 1: M is 0 and not stored. First segments: unused or, on gfx942, 1, because N
                            is the state after them. With prefill_fused, [2, summaries, HV]: then how the segment after
@@ -286,19 +302,21 @@ typedef struct dwk_prefill_scan_args {
 
 /* Segments of prefill_fused that the gates choose. It runs first and needs no summaries: each segment starts where
  * gates before it forget. If they do not, it does what prefill_prepare does for the split path, or walks whole
- * sequences. If they do, the kernels of the split path after it find no work in their lists. Final states may not
- * overwrite initial ones. */
+ * sequences if that path has no items. If they do, the kernels of the split path after it find no work in their lists,
+ * but items without chunks for final states that wait (DWK_DEFERS_STATES). */
 typedef struct dwk_prefill_by_gates {
-    const dwk_prefill_item *items; /* [items_count]: of the split path; null: whole sequences instead */
+    const dwk_prefill_item *items; /* [items_count]: of the split path, which may be split_items; null: it has none */
     const int32_t *chains;         /* [chains_count, 2]: of the split path */
-    dwk_prefill_item *split_items; /* [items_count]: what prefill_summarise and prefill_scan read */
-    int32_t *split_chains;         /* [chains_count, 2]: what prefill_combine reads */
-    const int32_t *samples;        /* [samples_count, 2]: sequence and token from which on 16 tokens' gates are read;
-                                      null: no choice */
-    int32_t items_count;
+    dwk_prefill_item
+        *split_items;       /* [items_count]: what prefill_summarise and prefill_scan read; null: they do not run */
+    int32_t *split_chains;  /* [chains_count, 2]: what prefill_combine reads */
+    const int32_t *samples; /* how many, which may be none; 1 if the split path has items, 0 if whole sequences are
+                               walked otherwise; then for each sample its sequence and the token from which on 16
+                               tokens' gates are read. Null: no choice */
+    int32_t items_count;    /* at least one for each sequence that is cut, where final states wait */
     int32_t chains_count;
-    int32_t samples_count; /* at least 1 */
-    int32_t soon;          /* the segments are chosen if gates forget within so many chunks */
+    int32_t soon; /* the segments are chosen if gates forget within so many chunks; 0: never */
+    int32_t pad0;
 } dwk_prefill_by_gates;
 
 /* prefill_fused_{bf16,f16}_k{64,96,128}: what prefill_prepare and prefill_scan do, in one kernel without records. One
@@ -309,9 +327,9 @@ typedef struct dwk_prefill_fused_args {
     dwk_prefill_prepare_args prepare; /* without o, records, retained, head_groups and group_heads; with split_items or
                                          by_gates, all of them */
     dwk_prefill_scan_args scan;       /* without records */
-    const dwk_prefill_item
-        *split_items;         /* [scan.items_count]: prefill_scan's list. If it has an item, prefill_fused does
-                                 what prefill_prepare does, and prefill_scan runs after it; null: it has none */
+    const dwk_prefill_item *split_items; /* [scan.items_count]: prefill_scan's list. If it has an item, prefill_fused
+                                            does what prefill_prepare does, unless the gates choose the segments, and
+                                            prefill_scan runs after it; null: it has none */
     int32_t preparing_groups; /* workgroups that take part where prefill_fused does what prefill_prepare does */
     int32_t warm_up; /* most chunks before its segment with which a walk starts from zeros instead of a state */
     dwk_prefill_by_gates by_gates;

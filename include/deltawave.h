@@ -250,8 +250,7 @@ int dw_prefill_dense(const dw_context *context, const dw_prefill_spec *spec, int
 /* Makes a plan for a packed batch whose lengths are on the device alone. Entries of cu_seqlens that decrease or exceed
  * `tokens` are replaced by the nearest allowed ones. After a launch the first 4 bytes of the workspace are 0, or 1 +
  * the index of the first wrong entry. An absent sequence has no tokens: its entry of cu_seqlens repeats the one before.
- * Sequences are cut into segments on the device, as dw_prefill_packed cuts them on the host for as many rows,
- * unless the gates choose there. */
+ * Sequences are cut into segments on the device, as dw_prefill_packed cuts them on the host for as many rows. */
 int dw_prefill_device(const dw_context *context, const dw_prefill_spec *spec, int64_t tokens, int64_t sequences,
                       dw_prefill **plan);
 /* Destroys a plan; NULL does nothing. A captured graph needs its plan as long as it may be replayed. */

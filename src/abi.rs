@@ -23,6 +23,7 @@ pub const DWK_ALIGNED: _bindgen_ty_2 = 512;
 pub const DWK_STARTS_SOON: _bindgen_ty_2 = 1024;
 pub const DWK_KEEPS_STATES: _bindgen_ty_2 = 2048;
 pub const DWK_CHAINS: _bindgen_ty_2 = 4096;
+pub const DWK_DEFERS_STATES: _bindgen_ty_2 = 8192;
 pub type _bindgen_ty_2 = ::core::ffi::c_uint;
 pub const DWK_CONV_SILU: _bindgen_ty_3 = 1;
 pub const DWK_CONV_WIDE_LENGTHS: _bindgen_ty_3 = 2;
@@ -284,6 +285,7 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct dwk_prefill_choice {
     pub split_items: *mut dwk_prefill_item,
+    pub samples: *mut i32,
     pub compute_units: i32,
     pub fused_workgroups: i32,
     pub fused_chunk: i32,
@@ -293,34 +295,60 @@ pub struct dwk_prefill_choice {
     pub scan_start: i32,
     pub prepare_start: i32,
     pub prepare_chunk: i32,
+    pub room: i32,
+    pub least_chunks: i32,
+    pub start: i32,
+    pub warm_up: i32,
+    pub least_time: i32,
+    pub without_work: i32,
+    pub wait_time: i32,
+    pub cut_chunk: i32,
     pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_prefill_choice"][::core::mem::size_of::<dwk_prefill_choice>() - 48usize];
+    ["Size of dwk_prefill_choice"][::core::mem::size_of::<dwk_prefill_choice>() - 88usize];
     ["Alignment of dwk_prefill_choice"][::core::mem::align_of::<dwk_prefill_choice>() - 8usize];
     ["Offset of field: dwk_prefill_choice::split_items"]
         [::core::mem::offset_of!(dwk_prefill_choice, split_items) - 0usize];
+    ["Offset of field: dwk_prefill_choice::samples"]
+        [::core::mem::offset_of!(dwk_prefill_choice, samples) - 8usize];
     ["Offset of field: dwk_prefill_choice::compute_units"]
-        [::core::mem::offset_of!(dwk_prefill_choice, compute_units) - 8usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, compute_units) - 16usize];
     ["Offset of field: dwk_prefill_choice::fused_workgroups"]
-        [::core::mem::offset_of!(dwk_prefill_choice, fused_workgroups) - 12usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_workgroups) - 20usize];
     ["Offset of field: dwk_prefill_choice::fused_chunk"]
-        [::core::mem::offset_of!(dwk_prefill_choice, fused_chunk) - 16usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_chunk) - 24usize];
     ["Offset of field: dwk_prefill_choice::fused_start"]
-        [::core::mem::offset_of!(dwk_prefill_choice, fused_start) - 20usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, fused_start) - 28usize];
     ["Offset of field: dwk_prefill_choice::scan_workgroups"]
-        [::core::mem::offset_of!(dwk_prefill_choice, scan_workgroups) - 24usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_workgroups) - 32usize];
     ["Offset of field: dwk_prefill_choice::scan_chunk"]
-        [::core::mem::offset_of!(dwk_prefill_choice, scan_chunk) - 28usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_chunk) - 36usize];
     ["Offset of field: dwk_prefill_choice::scan_start"]
-        [::core::mem::offset_of!(dwk_prefill_choice, scan_start) - 32usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, scan_start) - 40usize];
     ["Offset of field: dwk_prefill_choice::prepare_start"]
-        [::core::mem::offset_of!(dwk_prefill_choice, prepare_start) - 36usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, prepare_start) - 44usize];
     ["Offset of field: dwk_prefill_choice::prepare_chunk"]
-        [::core::mem::offset_of!(dwk_prefill_choice, prepare_chunk) - 40usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, prepare_chunk) - 48usize];
+    ["Offset of field: dwk_prefill_choice::room"]
+        [::core::mem::offset_of!(dwk_prefill_choice, room) - 52usize];
+    ["Offset of field: dwk_prefill_choice::least_chunks"]
+        [::core::mem::offset_of!(dwk_prefill_choice, least_chunks) - 56usize];
+    ["Offset of field: dwk_prefill_choice::start"]
+        [::core::mem::offset_of!(dwk_prefill_choice, start) - 60usize];
+    ["Offset of field: dwk_prefill_choice::warm_up"]
+        [::core::mem::offset_of!(dwk_prefill_choice, warm_up) - 64usize];
+    ["Offset of field: dwk_prefill_choice::least_time"]
+        [::core::mem::offset_of!(dwk_prefill_choice, least_time) - 68usize];
+    ["Offset of field: dwk_prefill_choice::without_work"]
+        [::core::mem::offset_of!(dwk_prefill_choice, without_work) - 72usize];
+    ["Offset of field: dwk_prefill_choice::wait_time"]
+        [::core::mem::offset_of!(dwk_prefill_choice, wait_time) - 76usize];
+    ["Offset of field: dwk_prefill_choice::cut_chunk"]
+        [::core::mem::offset_of!(dwk_prefill_choice, cut_chunk) - 80usize];
     ["Offset of field: dwk_prefill_choice::pad0"]
-        [::core::mem::offset_of!(dwk_prefill_choice, pad0) - 44usize];
+        [::core::mem::offset_of!(dwk_prefill_choice, pad0) - 84usize];
 };
 impl Default for dwk_prefill_choice {
     fn default() -> Self {
@@ -349,7 +377,7 @@ pub struct dwk_prefill_lengths_args {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of dwk_prefill_lengths_args"]
-        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 240usize];
+        [::core::mem::size_of::<dwk_prefill_lengths_args>() - 280usize];
     ["Alignment of dwk_prefill_lengths_args"]
         [::core::mem::align_of::<dwk_prefill_lengths_args>() - 8usize];
     ["Offset of field: dwk_prefill_lengths_args::cu_seqlens"]
@@ -373,7 +401,7 @@ const _: () = {
     ["Offset of field: dwk_prefill_lengths_args::choice"]
         [::core::mem::offset_of!(dwk_prefill_lengths_args, choice) - 112usize];
     ["Offset of field: dwk_prefill_lengths_args::machine"]
-        [::core::mem::offset_of!(dwk_prefill_lengths_args, machine) - 160usize];
+        [::core::mem::offset_of!(dwk_prefill_lengths_args, machine) - 200usize];
 };
 impl Default for dwk_prefill_lengths_args {
     fn default() -> Self {
@@ -670,8 +698,8 @@ pub struct dwk_prefill_by_gates {
     pub samples: *const i32,
     pub items_count: i32,
     pub chains_count: i32,
-    pub samples_count: i32,
     pub soon: i32,
+    pub pad0: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -691,10 +719,10 @@ const _: () = {
         [::core::mem::offset_of!(dwk_prefill_by_gates, items_count) - 40usize];
     ["Offset of field: dwk_prefill_by_gates::chains_count"]
         [::core::mem::offset_of!(dwk_prefill_by_gates, chains_count) - 44usize];
-    ["Offset of field: dwk_prefill_by_gates::samples_count"]
-        [::core::mem::offset_of!(dwk_prefill_by_gates, samples_count) - 48usize];
     ["Offset of field: dwk_prefill_by_gates::soon"]
-        [::core::mem::offset_of!(dwk_prefill_by_gates, soon) - 52usize];
+        [::core::mem::offset_of!(dwk_prefill_by_gates, soon) - 48usize];
+    ["Offset of field: dwk_prefill_by_gates::pad0"]
+        [::core::mem::offset_of!(dwk_prefill_by_gates, pad0) - 52usize];
 };
 impl Default for dwk_prefill_by_gates {
     fn default() -> Self {
@@ -1447,7 +1475,7 @@ pub struct dwk_conv_lengths_args {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of dwk_conv_lengths_args"][::core::mem::size_of::<dwk_conv_lengths_args>() - 800usize];
+    ["Size of dwk_conv_lengths_args"][::core::mem::size_of::<dwk_conv_lengths_args>() - 840usize];
     ["Alignment of dwk_conv_lengths_args"]
         [::core::mem::align_of::<dwk_conv_lengths_args>() - 8usize];
     ["Offset of field: dwk_conv_lengths_args::conv"]

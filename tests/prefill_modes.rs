@@ -6,8 +6,8 @@ mod common;
 
 use common::backward::{ALL, Given, NAMES, run_backward};
 use common::{
-    Case, Entry, GateKind, PoolCase, StateKind, assert_same_bits, bits, check_output, context, run,
-    run_pool, simulated, spec,
+    Case, Entry, GateKind, PoolCase, StateKind, assert_same_bits, bits, check_output, context,
+    is_cdna, run, run_pool, simulated, spec,
 };
 use deltawave::prefill::{Prefill, PrefillPath};
 use deltawave::types::{Dtype, StateLayout};
@@ -73,11 +73,13 @@ fn cases() -> Vec<Case> {
         assert!(chooses.is_some() || !context().device().arch.starts_with("gfx942"));
         cases.push(case);
     }
-    // Gates choose between segments and whole sequences of the fused path.
+    // Gates choose between segments and whole sequences of the fused path, on lists of the host and of the device.
     for gates in [Gates::Normal, Gates::Zero] {
         let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 32, 128), &[64 * 32 + 9; 5]);
         (case.gates, case.final_state) = (gates, kind(Dtype::F32, StateLayout::KeyMajor));
         case.spec.compute_units = Some(4);
+        cases.push(case.clone());
+        case.entry = Entry::Device { wide: false };
         cases.push(case);
     }
     // Short sequences, alone and beside a long one.
@@ -158,20 +160,30 @@ fn every_way_of_execution() {
         deltawave_sim::hip::set_options(usual);
         output
     };
-    // In place on a pool, whole and cut, in every order.
-    for (segments, path) in [
-        (1, PrefillPath::Split),
-        (3, PrefillPath::Split),
-        (1, PrefillPath::Short),
+    // In place on a pool, whole and cut, in every order. Without a number of segments, the gates choose them.
+    for (segments, path, tokens) in [
+        (Some(1), PrefillPath::Split, 200),
+        (Some(3), PrefillPath::Split, 200),
+        (Some(1), PrefillPath::Short, 200),
+        (None, PrefillPath::Auto, 64 * 150 + 9),
     ] {
         let state = StateKind {
             dtype: Dtype::F32,
             layout: StateLayout::ValueMajor,
             pad: 0,
         };
-        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 48), &[75, 200, 9]);
-        (case.initial, case.spec.segments) = (Some(state), Some(segments));
+        let mut case = Case::new(spec(Dtype::Bf16, 1, 2, 64, 48), &[75, tokens, 9]);
+        (case.initial, case.spec.segments) = (Some(state), segments);
         case.spec.path = path;
+        if segments.is_none() {
+            case.spec.heads.value_dim = 128;
+            let chooses = (2..40).find(|&units| {
+                case.spec.compute_units = Some(units);
+                let plan = Prefill::packed(&context, case.spec, &case.cu_seqlens(), case.tokens());
+                plan.expect("a plan").path() == PrefillPath::Auto
+            });
+            assert!(chooses.is_some() || !is_cdna(&context));
+        }
         let pool = PoolCase::new(state, 4, &[3, 1, -1]);
         let expected = run_pool(&context, &case, &case.data(), &pool);
         for order in [WaveOrder::InStep, WaveOrder::Seeded(1)] {

@@ -37,6 +37,15 @@ DEVICE int walking_groups(const dwk_prefill_fused_args &y) {
     return fused_walks_units && y.walkers > 0 ? y.walkers : units;
 }
 
+// Whether this workgroup neither walks nor prepares, because a list that the device made is shorter than any could be.
+DEVICE bool is_past_the_list(const dwk_prefill_fused_args &y) {
+    if (!y.split_items || arch::workgroup() < y.preparing_groups) {
+        return false;
+    }
+    const int item = work_of(y.scan, arch::workgroup()).item;
+    return arch::uniform(&arch::reread(y).scan.items[item].sequence) < 0;
+}
+
 template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) {
     const dwk_prefill_scan_args &x = y.scan;
     // The kernel before may have made the lengths and the items.
@@ -47,16 +56,19 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
     bool gates_choose = false, whole = false;
     if constexpr (may_prepare) {
         bool split = false;
-        gates_choose = y.by_gates.samples;
-        if (gates_choose) {
-            const bool forget = gates_forget<threads / arch::lanes>(arch::reread(y), choice_memory<Keys>());
-            if (arch::reread(y).by_gates.items) {
-                split = !forget;
-                if (arch::workgroup() == 0) {
-                    leave_lists<threads>(arch::reread(y), split);
-                }
-            } else {
-                whole = !forget;
+        const int samples = y.by_gates.samples ? arch::uniform(y.by_gates.samples) : 0;
+        gates_choose = samples > 0;
+        // A workgroup past the list has no share in the choice, but clears its rows.
+        if (gates_choose && is_past_the_list(arch::reread(y))) {
+            gates_choose = false;
+        } else if (gates_choose) {
+            const bool forget = gates_forget<threads / arch::lanes>(arch::reread(y), samples, choice_memory<Keys>());
+            if (!forget) {
+                split = arch::uniform(y.by_gates.samples + 1);
+                whole = !split;
+            }
+            if (arch::reread(y).by_gates.split_items && arch::workgroup() == 0) {
+                leave_lists<threads>(arch::reread(y), split, forget);
             }
         } else if (y.split_items) {
             split = arch::uniform(&y.split_items->sequence) >= 0;
@@ -83,7 +95,7 @@ template <class T, int Keys> DEVICE void fused(const dwk_prefill_fused_args &y) 
     const Work work = work_of(x, arch::workgroup());
     Segment segment = segment_of(x, work.item);
     // A sequence without tokens writes no slot of a pool.
-    if (!segment.exists || (x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
+    if (!segment.exists || (x.slots > 0 && is_empty(segment)) || is_short(x, segment)) {
         return;
     }
     if (is_padding(x, segment.sequence)) {

@@ -42,7 +42,7 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x, Ma
                 work = work_of(x, unit);
                 segment = segment_of(x, work.item);
                 // Not `Found::end`: if the loop over units can be left early, ptxas spills registers of the walk.
-                if (!segment.exists || (x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
+                if (!segment.exists || (x.slots > 0 && is_empty(segment)) || is_short(x, segment)) {
                     return Found::nothing;
                 }
                 if (is_padding(x, segment.sequence)) {
@@ -62,7 +62,7 @@ template <class T, int Keys> DEVICE void scan(const dwk_prefill_scan_args &x, Ma
     Work work = work_of(x, arch::workgroup());
     Segment segment = segment_of(x, work.item);
     // A sequence without tokens writes no slot of a pool.
-    if (!segment.exists || (x.slots > 0 && segment.begin == segment.end) || is_short(x, segment)) {
+    if (!segment.exists || (x.slots > 0 && is_empty(segment)) || is_short(x, segment)) {
         arch::wait_for_previous_kernel();
         return;
     }

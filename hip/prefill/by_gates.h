@@ -1,7 +1,7 @@
 // Segments of prefill_fused that the gates choose (dwk_prefill_by_gates), in place of the split path or of whole
 // sequences. Every workgroup of prefill_fused, which runs first, samples the gates before the segments' begins, and
-// finds the same choice. If there is a split path, the first workgroup leaves its lists to the kernels after this one,
-// or lists without work, and workgroups prepare chunks if that path is chosen.
+// finds the same choice. If kernels run after this one, the first workgroup leaves them their lists, or lists without
+// chunks, and workgroups prepare chunks if the split path is chosen.
 #pragma once
 
 #include "warm_up.h"
@@ -15,12 +15,14 @@ constexpr int sampled_tokens = 16;
 // chunks early, and that the first chunks that are looked at show it (warm_up.h). In each sample they are at least half
 // as strong. A guess of the time alone: the results do not need it. All threads take part. `sums`: shared memory of 64
 // numbers for each wave.
-template <int Waves> DEVICE bool gates_forget(const dwk_prefill_fused_args &y, float *sums) {
+template <int Waves> DEVICE bool gates_forget(const dwk_prefill_fused_args &y, int samples, float *sums) {
     const dwk_prefill_prepare_args &x = y.prepare;
-    const int lane = arch::lane(), wave = arch::wave(), samples = y.by_gates.samples_count;
+    const int lane = arch::lane(), wave = arch::wave();
+    if (y.by_gates.soon == 0) {
+        return false;
+    }
     // log2 of what a chunk, and the tokens of a sample, may leave on average.
-    const float of_chunk =
-        min_of(forgotten_below / (float)max_of(y.by_gates.soon, 1), forgotten_before(x) / first_looked_at);
+    const float of_chunk = min_of(forgotten_below / (float)y.by_gates.soon, forgotten_before(x) / first_looked_at);
     const float mean = of_chunk * sampled_tokens / chunk;
     bool all = true;
 #pragma unroll 1
@@ -29,8 +31,8 @@ template <int Waves> DEVICE bool gates_forget(const dwk_prefill_fused_args &y, f
         float sum = 0.0f;
 #pragma unroll 1
         for (int i = wave; i < samples; i += Waves) {
-            const int64_t sequence = arch::uniform(y.by_gates.samples + 2 * i);
-            const int64_t token = arch::uniform(y.by_gates.samples + 2 * i + 1);
+            const int64_t sequence = arch::uniform(y.by_gates.samples + 2 + 2 * i);
+            const int64_t token = arch::uniform(y.by_gates.samples + 3 + 2 * i);
             float g[sampled_tokens] = {};
             if (x.g) {
                 const int64_t at = sequence * x.g_strides.sequence + token * x.g_strides.token;
@@ -65,11 +67,14 @@ template <int Waves> DEVICE bool gates_forget(const dwk_prefill_fused_args &y, f
 }
 
 // Leaves lists to the kernels after prefill_fused: those of the split path if that is chosen (`split`), otherwise lists
-// without work.
-template <int Threads> DEVICE void leave_lists(const dwk_prefill_fused_args &y, bool split) {
+// without chunks. They have an item for each final state that waits, if the segments are chosen (`cut`).
+template <int Threads> DEVICE void leave_lists(const dwk_prefill_fused_args &y, bool split, bool cut) {
     const dwk_prefill_by_gates &x = y.by_gates;
     const int thread = arch::thread();
     const i32x4 nothing = {-1, 0, 0, 0};
+    if (split && x.items == x.split_items) {
+        return;
+    }
 #pragma unroll 1
     for (int i = thread; i < x.items_count; i += Threads) {
         ((i32x4 *)x.split_items)[i] = split ? ((const i32x4 *)x.items)[i] : nothing;
@@ -77,6 +82,17 @@ template <int Threads> DEVICE void leave_lists(const dwk_prefill_fused_args &y, 
 #pragma unroll 1
     for (int i = thread; i < 2 * x.chains_count; i += Threads) {
         x.split_chains[i] = split ? x.chains[i] : 0;
+    }
+    if (!cut || !(y.scan.flags & DWK_DEFERS_STATES)) {
+        return;
+    }
+    arch::workgroup_sync();
+#pragma unroll 1
+    for (int i = thread; i < y.scan.items_count; i += Threads) {
+        const i32x4 item = ((const i32x4 *)y.scan.items)[i];
+        if (item.x >= 0 && item.w > 0 && item.w <= x.items_count) {
+            ((i32x4 *)x.split_items)[item.w - 1] = i32x4{item.x, item.y + item.z, 0, item.w};
+        }
     }
 }
 

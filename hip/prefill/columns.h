@@ -172,7 +172,10 @@ DEVICE void scan_columns(const dwk_prefill_scan_args &x, const Segment &segment,
     }
     if (y.final_state && !handed_over) {
         const Located<Keys> at(y, whole, units...);
-        if (at.segment.last) {
+        if (Fused && y.flags & DWK_DEFERS_STATES && at.segment.last && !at.segment.first) {
+            store_matrix<Keys>(state, waiting_state(y, at.segment, at.work.head), after_walk(column), y.value_dim,
+                               y.key_dim);
+        } else if (at.segment.last) {
             if constexpr (sizeof...(Units) > 0) {
                 last_state<Keys>(state, y, at.segment.sequence, at.work.head, column_of_state<Keys>(at.work));
             } else {

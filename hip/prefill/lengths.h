@@ -62,7 +62,8 @@ template <int Waves> DEVICE void make(const dwk_prefill_lengths_args &x) {
             check(x);
         }
     } else if (plan::Batch::is_small(sequences)) {
-        const bool cuts = x.machine.compute_units == 0 || x.machine.most_summaries > 0;
+        const bool gates_choose = x.choice.samples;
+        const bool cuts = x.machine.compute_units == 0 || x.machine.most_summaries > 0 || gates_choose;
         // Every wave checks these lengths for itself, so that the lists wait for neither memory nor another wave.
         if (x.choice.split_items && !cuts) {
             if (arch::wave() == 0) {
@@ -74,10 +75,22 @@ template <int Waves> DEVICE void make(const dwk_prefill_lengths_args &x) {
         }
         const plan::Batch batch(x);
         const plan::Division division = plan::divide<Waves>(x, batch);
+        // Segments that the gates may choose are in place of a list of whole sequences.
+        const bool chosen = gates_choose && division.cut >= 0, fused = division.items == x.plan.items;
         if (arch::wave() == 0) {
-            plan::list_small(x.plan, batch, division);
+            if (chosen && fused) {
+                plan::end_chains(x.plan, 0);
+            } else {
+                plan::list_small(x.plan, batch, division);
+            }
         } else if (arch::wave() == 1) {
             check(x);
+        } else if (gates_choose && arch::wave() == 2) {
+            if (chosen) {
+                plan::list_cut(x.choice, batch, division.cut, !fused, x.plan.items, plan::fused_items(x.choice, batch));
+            } else if (arch::lane() == 0) {
+                x.choice.samples[0] = 0;
+            }
         }
     } else {
         if (arch::wave() == 0) {

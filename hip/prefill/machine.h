@@ -103,9 +103,14 @@ template <int Waves> DEVICE void evaluate(Times &times, const dwk_prefill_machin
     }
 }
 
-// Chunks of the longest segment: of the candidates within x.fewer of the fastest, those of the one with the fewest
-// segments.
-DEVICE int chosen(const Times &times, const dwk_prefill_machine &x) {
+// How the longest sequence is cut: chunks of a segment, and the modelled time.
+struct Chosen {
+    int segment;
+    int64_t time;
+};
+
+// Of the candidates within x.fewer of the fastest, the one with the fewest segments.
+DEVICE Chosen chosen(const Times &times, const dwk_prefill_machine &x) {
     const int64_t none = (int64_t)1 << 62;
     int64_t least = none;
     for (int i = 1; i < candidates; ++i) {
@@ -113,12 +118,14 @@ DEVICE int chosen(const Times &times, const dwk_prefill_machine &x) {
     }
     const int64_t worthwhile = times.of[0] * x.worthwhile;
     const int64_t most = least == none ? -1 : min_of<int64_t>(worthwhile, least * x.fewer);
-    int segment = 0;
+    Chosen found{0, 0};
     for (int i = 1; i < candidates; ++i) {
         const bool fast = times.of[i] >= 0 && one * times.of[i] <= most;
-        segment = fast ? max_of(segment, times.segment[i]) : segment;
+        if (fast && times.segment[i] > found.segment) {
+            found = Chosen{times.segment[i], times.of[i]};
+        }
     }
-    return segment > 0 ? segment : times.segment[0];
+    return found.segment > 0 ? found : Chosen{times.segment[0], times.of[0]};
 }
 
 } // namespace plan

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "machine.h"
+#include "uneven.h"
 
 namespace plan {
 
@@ -104,10 +105,24 @@ template <int Waves> DEVICE void end_list(dwk_prefill_item *items, int from, int
     }
 }
 
-// Whether prefill_fused takes less time than prefill_prepare and prefill_scan. The rule is that of
-// src/ops/prefill/plan/choice.rs, in integers. One wave computes it: a division of 64 bits is a long program on CDNA,
-// so each of its lanes has another one of them.
-DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
+// Ends the list of chains after so many. For one wave.
+DEVICE void end_chains(const dwk_prefill_plan &x, int chains) {
+#pragma unroll 1
+    for (int i = chains + arch::lane(); i < x.chains_count; i += arch::lanes) {
+        x.chains[2 * i] = x.chains[2 * i + 1] = 0;
+    }
+}
+
+// Modelled times of prefill_fused, and of prefill_prepare.
+struct PathTimes {
+    int64_t fused, prepare;
+    bool takes_fused; // it takes less than prefill_prepare and prefill_scan
+};
+
+// Compares the paths, and leaves the result in shared memory. The rule is that of src/ops/prefill/plan/choice.rs, in
+// integers. One wave computes it: a division of 64 bits is a long program on CDNA, so each of its lanes has another one
+// of them.
+DEVICE void compare_paths(const dwk_prefill_choice &x, const Batch &batch, PathTimes &out) {
     constexpr int shares_count = shares - first_share + 1;
     constexpr int of_walk = 8; // lanes of a walk: one for each share, and one for the mean. Those of the scan follow
     constexpr int of_fused = 0, of_scan = of_walk, of_prepare = 2 * of_walk;
@@ -152,7 +167,10 @@ DEVICE bool takes_fused(const dwk_prefill_choice &x, const Batch &batch) {
         }
         return time;
     };
-    return 100 * walk(of_fused) < 97 * (walk(of_scan) + times[of_prepare] + x.prepare_start);
+    const int64_t fused = walk(of_fused), prepare = times[of_prepare] + x.prepare_start;
+    if (lane == 0) {
+        out = PathTimes{fused, prepare, 100 * fused < 97 * (walk(of_scan) + prepare)};
+    }
 }
 
 // How a batch is divided, and where the list of its items is.
@@ -163,6 +181,7 @@ struct Division {
     int segments;    // of each sequence; 0: segments of so many chunks, or evenly of at most so many
     bool evenly;
     bool halves; // whether to mark items with DWK_ITEM_HALF
+    int cut;     // number of the candidate that the gates may choose (uneven.h); -1: none
 
     // Chunks of each segment of a sequence, at least 1.
     DEVICE_MEMBER int each(int chunks) const {
@@ -263,39 +282,69 @@ template <int Waves> DEVICE void make_lists(const dwk_prefill_plan &x, const Bat
     }
 }
 
+// Items of prefill_fused, if the lengths choose the path.
+DEVICE int fused_items(const dwk_prefill_choice &x, const Batch &batch) {
+    return batch.sequences + (x.samples ? x.room : 0);
+}
+
+// Number of the candidate that the gates may choose, or -1. `planned`: modelled time of the prefill without that
+// choice. `others`: kernels after prefill_fused. `of_chunk`: time of a chunk of that.
+DEVICE int candidate_of_gates(const dwk_prefill_choice &x, const Cheapest &cheapest, int64_t planned, int others,
+                              int of_chunk) {
+    const int best = cheapest.best();
+    const int64_t walk = (int64_t)cheapest.cost[best] * of_chunk / 16;
+    const int64_t time = walk + others * (int64_t)x.without_work + x.wait_time;
+    const bool faster = cheapest.cost[best] != no_cut && 20 * time <= 19 * planned;
+    return planned >= x.least_time && faster ? cheapest.index[best] : -1;
+}
+
 // Divides a batch, and leaves no work to the kernels of a path that is not chosen. All threads of the workgroup take
 // part.
 template <int Waves> DEVICE Division divide(const dwk_prefill_lengths_args &y, const Batch &batch) {
     SHARED static Times times;
-    SHARED static int is_fused;
+    SHARED static PathTimes paths;
+    SHARED static Cheapest cheapest;
     const dwk_prefill_plan &x = y.plan;
     const int longest = max_of(batch.longest, 1);
     if (x.segments > 0) {
-        return Division{x.items, x.items_count, ceil_of(longest, x.segments), x.segments, true, false};
+        return Division{x.items, x.items_count, ceil_of(longest, x.segments), x.segments, true, false, -1};
     }
     if (y.machine.compute_units == 0) {
-        return Division{x.items, x.items_count, balanced<Waves>(x, batch), 0, true, false};
+        return Division{x.items, x.items_count, balanced<Waves>(x, batch), 0, true, false, -1};
     }
     dwk_prefill_item *const split = y.choice.split_items;
+    const bool gates_choose = y.choice.samples;
     if (split && arch::wave() == Waves - 1) {
-        const bool fused = takes_fused(y.choice, batch);
-        if (arch::lane() == 0) {
-            is_fused = fused;
-        }
+        compare_paths(y.choice, batch, paths);
     }
-    if (y.machine.most_summaries > 0) {
+    static_assert(Waves > Cheapest::waves, "a wave compares the paths");
+    if (gates_choose) {
+        cheapest.evaluate(y.choice, batch);
+    }
+    if (y.machine.most_summaries > 0 || gates_choose) {
         evaluate<Waves>(times, y.machine, batch);
     }
     arch::workgroup_sync();
-    if (split && is_fused) {
+    const bool fused = split && paths.takes_fused;
+    Chosen segments{longest, 0};
+    if (!fused && (y.machine.most_summaries > 0 || gates_choose)) {
+        segments = chosen(times, y.machine);
+    }
+    int cut = -1;
+    if (gates_choose) {
+        const int64_t planned = fused ? paths.fused : segments.time + paths.prepare;
+        const int others = fused ? y.choice.wait_time > 0 : 1 + (batch.longest > segments.segment);
+        cut =
+            candidate_of_gates(y.choice, cheapest, planned, others, fused ? y.choice.fused_chunk : y.choice.cut_chunk);
+    }
+    if (fused) {
         end_list<Waves>(split, 0, x.items_count);
-        return Division{x.items, batch.sequences, longest, 1, true, false};
+        return Division{x.items, fused_items(y.choice, batch), longest, 1, true, false, cut};
     }
-    if (split) {
-        end_list<Waves>(x.items, 0, batch.sequences);
+    if (split && cut < 0) {
+        end_list<Waves>(x.items, 0, fused_items(y.choice, batch));
     }
-    const int segment = y.machine.most_summaries > 0 ? chosen(times, y.machine) : longest;
-    return Division{split ? split : x.items, x.items_count, segment, 0, false, y.machine.halves != 0};
+    return Division{split ? split : x.items, x.items_count, segments.segment, 0, false, y.machine.halves != 0, cut};
 }
 
 // Makes the lists of a small batch, as make_lists does. One wave has all sequences, so nothing waits for other waves.
@@ -339,17 +388,17 @@ DEVICE void list_small(const dwk_prefill_plan &x, const Batch &batch, const Divi
     for (int i = at + lane; i < division.items_count; i += arch::lanes) {
         division.items[i] = dwk_prefill_item{-1, 0, 0, 0};
     }
-#pragma unroll 1
-    for (int i = chains + lane; i < x.chains_count; i += arch::lanes) {
-        x.chains[2 * i] = x.chains[2 * i + 1] = 0;
-    }
+    end_chains(x, chains);
 }
 
 // Chooses a path for a small batch and makes its list, where no sequence is cut on either.
 DEVICE void list_whole(const dwk_prefill_plan &plan, const dwk_prefill_choice &x, const Batch &batch) {
-    const bool fused = takes_fused(x, batch);
+    SHARED static PathTimes paths;
+    compare_paths(x, batch, paths);
+    arch::wave_sync();
+    const bool fused = paths.takes_fused;
     dwk_prefill_item *const items = fused ? plan.items : x.split_items;
-    list_small(plan, batch, Division{items, batch.sequences, max_of(batch.longest, 1), 0, false, false});
+    list_small(plan, batch, Division{items, batch.sequences, max_of(batch.longest, 1), 0, false, false, -1});
     if (arch::lane() < batch.sequences) {
         (fused ? x.split_items : plan.items)[arch::lane()] = dwk_prefill_item{-1, 0, 0, 0};
     }

@@ -25,11 +25,13 @@ struct Batch {
     const int32_t *cu_seqlens; // in memory, for blocks after the first
     int sequences;
     int first_chunks; // of this lane's sequence in the first block
+    int first_start;  // its first token, in a small batch
     int total, longest, nonempty;
 
     // Checked lengths of any number of sequences.
     DEVICE_MEMBER Batch(const int32_t *cu_seqlens, int sequences) : cu_seqlens(cu_seqlens), sequences(sequences) {
         const int lane = arch::lane();
+        first_start = 0;
         first_chunks = lane < sequences ? chunks_of(cu_seqlens[lane], cu_seqlens[lane + 1]) : 0;
         add_up();
     }
@@ -44,7 +46,8 @@ struct Batch {
             return start == 0 ? 0 : (int)(max_of<int64_t>(x.decodes, min_of<int64_t>(raw, x.tokens)) - x.decodes);
         };
         const int start = clamped(lane), end = clamped(lane + 1);
-        first_chunks = chunks_of(arch::inclusive_max(start), arch::inclusive_max(end));
+        first_start = arch::inclusive_max(start);
+        first_chunks = chunks_of(first_start, arch::inclusive_max(end));
         add_up();
     }
     DEVICE_MEMBER int blocks() const { return ceil_of(sequences, arch::lanes); }

@@ -43,6 +43,7 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
     const int before = item.first_chunk, after = chunks - first - count + (item.chunks & DWK_ITEM_FOLLOWED);
     const bool is_first = before == 0, is_last = after == 0;
     const bool half = x.flags & DWK_STARTS_EARLY && item.summary & DWK_ITEM_HALF;
+    const bool alone = half || x.flags & DWK_DEFERS_STATES;
     return Segment{item.sequence,
                    min_of(begin, range.end),
                    min_of(begin + count * chunk, range.end),
@@ -50,7 +51,7 @@ DEVICE Segment segment_of(const dwk_prefill_scan_args &x, int index) {
                    min_of(item.summary & (DWK_ITEM_HALF - 1), x.summaries),
                    is_first,
                    is_last,
-                   x.summaries > 0 && (before | after) != 0 && !half,
+                   x.summaries > 0 && (before | after) != 0 && !alone,
                    0,
                    false,
                    exists};
@@ -83,6 +84,10 @@ DEVICE Segment piece_of(const dwk_prefill_scan_args &x, int index, int &later) {
     out.first = out.first && piece == 0;
     return out;
 }
+
+// Whether a sequence has no tokens. A segment without chunks that is not its sequence's first only stores a final state
+// that waits.
+DEVICE bool is_empty(const Segment &segment) { return segment.first && segment.begin == segment.end; }
 
 // Whether prefill_short computes the sequence of this segment.
 DEVICE bool is_short(const dwk_prefill_scan_args &x, const Segment &segment) {
@@ -138,6 +143,11 @@ DEVICE bool stores_initial_state(const dwk_prefill_scan_args &x, const Segment &
 // Whether the state before a segment is that of a summary.
 DEVICE bool starts_from_summary(const dwk_prefill_scan_args &x, const Segment &segment) {
     return segment.summarised && (!segment.first || stores_initial_state(x, segment));
+}
+
+// Where the state of the last segment of a sequence that is cut waits for prefill_scan (DWK_DEFERS_STATES).
+DEVICE float *waiting_state(const dwk_prefill_scan_args &x, const Segment &segment, int head) {
+    return summary_of(x, max_of(segment.summary - 1, 0), head);
 }
 
 // State before a segment of a sequence that is cut.

@@ -102,6 +102,9 @@ pub(crate) struct FusedCosts {
     pub(crate) automatic: bool,
     /// Microseconds per chunk.
     pub(crate) chunk: f64,
+    /// The same where the kernel also normalises rows of q and k and, as in a layer, computes the gates. Read where gates may
+    /// choose.
+    pub(crate) chunk_with_norms: f64,
     /// Microseconds per chunk of N or of M in `prefill_fused_summarise`, if gates forget nothing.
     pub(crate) summary_chunk: f64,
     /// Start of a workgroup.
@@ -279,6 +282,7 @@ static CDNA: Target = {
         fused_costs: FusedCosts {
             automatic: true,
             chunk: 4.61,
+            chunk_with_norms: 5.6,
             summary_chunk: 4.4,
             start: 40,
             start_by_gates: 53,
@@ -471,6 +475,7 @@ static SM90: Target = {
             // Measured on an H200: slower than prepare and scan.
             automatic: false,
             chunk: 7.0,
+            chunk_with_norms: 7.0,
             summary_chunk: 6.0,
             start: 33,
             // Not read: gates choose on gfx942 alone.

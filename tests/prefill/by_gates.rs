@@ -4,18 +4,19 @@ use deltawave::gates::Gating;
 use deltawave::prefill::{Part, Prefill, PrefillPath, PrefillSpec, PrefillTensors};
 use deltawave::state::States;
 use deltawave::tensor::{Tensor, TensorMut};
-use deltawave::types::Dtype;
+use deltawave::types::{Dtype, StateLayout};
 use deltawave::workspace::Workspace;
 use deltawave_lab::inputs::{Gates, Tensor as HostTensor};
 
 use crate::common::{
-    Case, Data, GateKind, Layout, Loaded, Output, PoolCase, SnapshotCase, StateKind,
-    assert_same_bits, check_output, context, is_cdna, run, run_pool, run_snapshots, spec,
+    Case, Data, Entry, GateKind, Layout, Loaded, Output, PoolCase, SnapshotCase, StateKind,
+    assert_same_bits, check_output, check_pool, context, is_cdna, run, run_pool, run_snapshots,
+    spec,
 };
 
 const F32: StateKind = StateKind {
     dtype: Dtype::F32,
-    layout: deltawave::types::StateLayout::KeyMajor,
+    layout: StateLayout::KeyMajor,
     pad: 0,
 };
 
@@ -195,8 +196,7 @@ fn check_start_at_the_first_chunk(case: &Case) {
     }
 }
 
-/// Segments that start at their sequence's first chunk read the initial state. Where the last one may overwrite it, the
-/// path is the split one.
+/// Segments that start at their sequence's first chunk read the initial state.
 #[test]
 fn initial_states() {
     let Some(mut case) = choosing(spec(Dtype::Bf16, 1, 2, 64, 128), &[64 * 150]) else {
@@ -214,14 +214,68 @@ fn initial_states() {
     let split = forced(&case, &data, PrefillPath::Split);
     assert!(output.o != split.o, "the fused path");
     check_start_at_the_first_chunk(&case);
-    let pool = PoolCase::new(F32, 1, &[0]);
-    let in_place = |path| {
-        let mut case = case.clone();
-        (case.spec.path, case.initial, case.final_state) = (path, None, None);
-        run_pool(&context(), &case, &data, &pool)
+}
+
+/// Final states in the place of initial ones wait until every segment has read those, in every type and layout: the bits
+/// of states of their own, for either choice, whoever knows the lengths.
+#[test]
+fn states_in_place() {
+    let spec = spec(Dtype::Bf16, 1, 2, 64, 128);
+    let lengths = [64 * 150 + 9, 0, 40];
+    let Some(path) = choosing(spec, &lengths) else {
+        return;
     };
-    let [chosen, split] = [PrefillPath::Auto, PrefillPath::Split].map(in_place);
-    assert_same_bits(&split, &chosen, "in place");
+    let [segments, _] = choosing_segments(spec).expect("the same target");
+    for (i, (mut case, gates)) in [
+        (path.clone(), Gates::Normal),
+        (path, Gates::Zero),
+        (segments.clone(), Gates::Normal),
+        (segments, Gates::Zero),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let kind = StateKind {
+            dtype: [Dtype::F32, Dtype::Bf16][i % 2],
+            layout: [StateLayout::ValueMajor, StateLayout::KeyMajor][i / 2],
+            pad: 8,
+        };
+        case.gates = gates;
+        let slots: Vec<i32> = (0..case.lengths.len() as i32).rev().collect();
+        let mut pool = PoolCase::new(kind, slots.len() + 1, &slots);
+        check_pool(&context(), &case, &pool);
+        case.entry = Entry::Device { wide: true };
+        // One sequence leaves its state in another slot than it came from, and one nowhere.
+        let mut written = slots;
+        written[0] = pool.size as i32 - 1;
+        written[1] = -1;
+        pool.write_slots = Some(written);
+        check_pool(&context(), &case, &pool);
+    }
+}
+
+/// The device chooses what the host would: between the same lists, by the same samples.
+#[test]
+fn lengths_on_the_device() {
+    let spec = spec(Dtype::Bf16, 1, 2, 32, 128);
+    let Some(path) = choosing(spec, &[64 * 150 + 9, 70, 0]) else {
+        return;
+    };
+    let [segments, _] = choosing_segments(spec).expect("the same target");
+    for mut case in [path, segments] {
+        case.padding = 70;
+        for gates in [Gates::Normal, Gates::Mixed, Gates::Zero] {
+            (case.gates, case.entry) = (gates, Entry::Packed);
+            let mut data = case.data();
+            let expected = run(&context(), &case, &data);
+            let cut = is_cut(&case, &mut data);
+            case.entry = Entry::Device { wide: false };
+            let output = run(&context(), &case, &data);
+            assert_same_bits(&expected, &output, &format!("{gates:?}"));
+            assert_eq!(is_cut(&case, &mut data), cut, "{gates:?}");
+            assert_eq!(cut, gates == Gates::Normal, "{gates:?}");
+        }
+    }
 }
 
 /// A captured graph serves gates of both kinds, one after the other, and parts make the whole.
@@ -263,6 +317,31 @@ fn graphs_and_parts() {
             &format!("{gates:?}, parts"),
         );
     }
+}
+
+/// Parts of a launch in place make the whole, also where `prefill_scan` runs for final states alone.
+#[test]
+fn parts_in_place() {
+    let Some([mut case, _]) = choosing_segments(spec(Dtype::Bf16, 1, 2, 64, 128)) else {
+        return;
+    };
+    (case.initial, case.final_state) = (Some(F32), None);
+    let data = case.data();
+    let slots: Vec<i32> = (0..case.lengths.len() as i32).collect();
+    let pool = PoolCase::new(F32, slots.len(), &slots);
+    let expected = run_pool(&context(), &case, &data, &pool);
+    let stream = context().stream().expect("a stream");
+    let mut loaded = Loaded::on_pool(&context(), &case, &data, &pool);
+    loaded.poison(&stream);
+    loaded.reset_states();
+    let parts = plan(&case).parts();
+    assert_eq!(parts[1..], [Part::Fused, Part::Scan]);
+    for &part in &parts[1..] {
+        loaded.launch_part(&case, &stream, part).expect("a part");
+    }
+    let mut output = loaded.read(&case, &stream);
+    output.state = Some(loaded.pool_states(&case, &pool, &stream));
+    assert_same_bits(&expected, &output, "parts");
 }
 
 /// Each snapshot is taken once, on either path.
@@ -368,19 +447,9 @@ fn gates_choose_segments() {
             assert!(taken == expected);
         }
     }
-    // Final states in the place of initial ones: whole sequences, whatever the gates.
     case.gates = Gates::Normal;
-    let mut data = case.data();
-    let slots: Vec<i32> = (0..case.lengths.len() as i32).collect();
-    let pool = PoolCase::new(F32, slots.len(), &slots);
-    let in_place = |case: &Case| {
-        let mut case = case.clone();
-        (case.initial, case.final_state) = (None, None);
-        run_pool(&context(), &case, &data, &pool)
-    };
-    assert_same_bits(&in_place(&whole), &in_place(&case), "in place");
-    data.initial = None;
     case.initial = None;
+    let mut data = case.data();
     assert!(is_cut(&case, &mut data), "no initial states");
 }
 

@@ -97,8 +97,9 @@ impl PrefillRun<'_> {
             sequences: rest.sequences.len(),
             tokens: rest.rows.len(),
             same_bits: o.bytes == whole.bytes && ends.bytes == states.bytes,
-            // Where a launch chooses the path, the rest may take another.
+            // Where a launch chooses, the rest may choose otherwise.
             must: plan.path() != PrefillPath::Auto
+                && !plan.gates_choose()
                 && [Part::Summarise, Part::FusedSummarise]
                     .iter()
                     .all(|part| !plan.parts().contains(part)),

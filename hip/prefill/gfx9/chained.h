@@ -22,7 +22,7 @@ template <int Keys>
 DEVICE bool chain_before(const dwk_prefill_scan_args &x, const Segment &segment, const Work &work, State<Keys> &state) {
     static_assert(sizeof(ChainMemory<Keys>) <= sizeof(Exchange<Keys, true>),
                   "the memory of the chunks holds that of the chain");
-    if (!(x.flags & DWK_CHAINS) || !segment.summarised || segment.first) {
+    if (!(x.flags & DWK_CHAINS) || !segment.summarised || segment.first || segment.begin == segment.end) {
         return false;
     }
     const int last = max_of(segment.summary - 1, 0), own = last - arch::lane();

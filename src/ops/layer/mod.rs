@@ -188,7 +188,7 @@ pub struct Layer {
 enum Lengths {
     /// `cu_seqlens`, uploaded.
     Host(Arc<Buffer<i32>>),
-    Device(DeviceLengths),
+    Device(Box<DeviceLengths>),
 }
 
 impl Layer {
@@ -257,12 +257,12 @@ impl Layer {
             .transpose()?;
         Ok(Layer {
             stages,
-            lengths: Lengths::Device(DeviceLengths {
+            lengths: Lengths::Device(Box::new(DeviceLengths {
                 sequences,
                 tokens,
                 decodes,
                 segments: prefill.as_ref().and_then(Prefill::device_segments),
-            }),
+            })),
             prefill,
         })
     }
@@ -357,7 +357,7 @@ impl Layer {
             }
             Lengths::Device(lengths) => {
                 let cu_seqlens = CuSeqlens::required(&tensors.cu_seqlens)?;
-                Some(lengths.lower(context, cu_seqlens, address)?)
+                Some(lengths.lower(context, cu_seqlens, address, true)?)
             }
         };
         let of_host = match &self.lengths {

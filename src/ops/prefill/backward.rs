@@ -717,7 +717,12 @@ impl PrefillBackward {
         match self.rounds.first().map(|round| &round.lengths) {
             Some(PlanLengths::Device(lengths)) => {
                 let cu_seqlens = CuSeqlens::required(&tensors.cu_seqlens)?;
-                Ok(Some(lengths.lower(&self.context, cu_seqlens, address)?))
+                Ok(Some(lengths.lower(
+                    &self.context,
+                    cu_seqlens,
+                    address,
+                    false,
+                )?))
             }
             _ => {
                 CuSeqlens::refuse(&tensors.cu_seqlens)?;

@@ -1,11 +1,18 @@
-//! Segments of the fused path that the gates choose, where a plan with lengths on the host may cut sequences.
+//! Segments of the fused path that the gates choose.
 //!
 //! Gates that forget soon let a fused prefill start its segments early, without summaries. It is then faster than the
 //! split path, or than the fused path without cuts, and otherwise slower. So `prefill_fused` runs first, with segments of
 //! its own, and samples the gates (`hip/prefill/by_gates.h`). If they do not forget, it prepares the chunks of the split
 //! path, or walks whole sequences if that is the plan. If they do, it leaves no work to the kernels after it.
+//!
+//! Final states that overwrite initial ones wait, because another segment may still read these. `prefill_scan` stores
+//! them: its list then has an item without chunks for each sequence that is cut.
+//!
+//! Whether there is a choice, and between which lists, follows from the lengths in integers, on the host or on the device
+//! (`hip/prefill/uneven.h`).
 
 use std::ffi::c_void;
+use std::ptr;
 
 use super::CHUNK;
 use super::plan::{self, Counts, Partition, Uneven};
@@ -20,16 +27,15 @@ pub(super) struct ByGates {
     pub(super) counts: Counts,
     /// Whether the plan is one of whole sequences on the fused path.
     pub(super) or_whole: bool,
-    /// Samples of gates.
-    samples: usize,
+    /// Sequences that are cut.
+    pub(super) cut: usize,
+    /// Whether that is worth it although final states wait.
+    pub(super) in_place: bool,
     /// First word of the segments in the tables of the plan. The samples are after them.
     first_word: usize,
 }
 
-/// Most samples of gates: segments before whose begin gates are read.
-const MOST_SAMPLES: usize = 8;
-
-/// Tables of both paths, for one launch.
+/// Tables of a launch.
 pub(super) struct Lists {
     /// Items of the split path that the host made: the begin of the plan's tables.
     pub(super) items: *const dwk_prefill_item,
@@ -47,7 +53,7 @@ impl ByGates {
     /// Appends the items of a fused partition to the tables of a plan.
     pub(super) fn append(
         fused: &Partition,
-        or_whole: bool,
+        [or_whole, in_place]: [bool; 2],
         cu_seqlens: &[i32],
         tables: &mut Vec<i32>,
     ) -> ByGates {
@@ -55,25 +61,29 @@ impl ByGates {
         tables.resize(tables.len().next_multiple_of(plan::ITEM_WORDS), 0);
         let first_word = tables.len();
         tables.extend(fused.item_words());
-        let early: Vec<_> = fused.items.iter().filter(|i| i.first_chunk > 0).collect();
-        let samples = early.len().min(MOST_SAMPLES);
-        for i in 0..samples {
-            // In the chunk before a segment, all of whose tokens exist.
-            let item = early[i * early.len() / samples];
-            let chunk = (item.first_chunk - 1) * CHUNK as i32;
-            tables.extend([item.sequence, cu_seqlens[item.sequence as usize] + chunk]);
-        }
+        tables.extend(plan::samples(&fused.items, !or_whole, cu_seqlens));
+        let cut = fused.items.iter().map(|item| item.summary).max();
         ByGates {
             counts: fused.counts(),
             or_whole,
-            samples,
+            cut: cut.unwrap_or(0) as usize,
+            in_place,
             first_word,
         }
     }
 
-    /// Bytes of workspace for lists of the split path with these counts.
-    pub(super) fn bytes(split: Counts) -> usize {
-        aligned(split.items * plan::ITEM_WORDS) + aligned(split.chains as usize * plan::CHAIN_WORDS)
+    /// Items and chains that `prefill_fused` leaves to the kernels after it. `planned`: those of the plan.
+    fn left(&self, planned: Counts) -> [usize; 2] {
+        match self.or_whole {
+            true => [self.cut, 0],
+            false => [planned.items, planned.chains as usize],
+        }
+    }
+
+    /// Bytes of workspace for the lists that `prefill_fused` leaves.
+    pub(super) fn bytes(&self, planned: Counts) -> usize {
+        let [items, chains] = self.left(planned);
+        aligned(items * plan::ITEM_WORDS) + aligned(chains * plan::CHAIN_WORDS)
     }
 
     /// The segments.
@@ -81,90 +91,99 @@ impl ByGates {
         tables.wrapping_add(self.first_word).cast()
     }
 
-    /// Kernel arguments of a plan with these tables that would otherwise walk whole sequences.
-    pub(super) fn lower(&self, tables: *const i32, soon: i32) -> dwk_prefill_by_gates {
-        dwk_prefill_by_gates {
-            samples: self.items(tables).wrapping_add(self.counts.items).cast(),
-            samples_count: self.samples as i32,
-            soon,
-            ..Default::default()
-        }
-    }
-
-    /// Kernel arguments of a plan that would otherwise take the split path.
-    pub(super) fn lower_or_split(&self, lists: &Lists, soon: i32) -> dwk_prefill_by_gates {
+    /// Kernel arguments. `tables`: of the plan. `soon`: chunks within which gates must forget.
+    pub(super) fn lower(
+        &self,
+        tables: *const i32,
+        lists: &Lists,
+        soon: i32,
+    ) -> dwk_prefill_by_gates {
+        let [items_count, chains_count] = self.left(lists.counts);
         let items = lists.workspace;
-        let chains = items.wrapping_byte_add(aligned(lists.counts.items * plan::ITEM_WORDS));
+        let chains = items.wrapping_byte_add(aligned(items_count * plan::ITEM_WORDS));
+        let [given_items, given_chains] = match self.or_whole {
+            true => [ptr::null(), ptr::null()],
+            false => [lists.items.cast(), lists.chains],
+        };
         dwk_prefill_by_gates {
-            items: lists.items,
-            chains: lists.chains,
+            items: given_items.cast(),
+            chains: given_chains,
             split_items: items.cast(),
             split_chains: chains.cast(),
-            items_count: lists.counts.items as i32,
-            chains_count: lists.counts.chains as i32,
-            ..self.lower(lists.items.cast(), soon)
+            samples: self.items(tables).wrapping_add(self.counts.items).cast(),
+            items_count: items_count as i32,
+            chains_count: chains_count as i32,
+            soon,
+            pad0: 0,
         }
     }
 }
 
 impl Shape {
-    /// Segments of the fused path, if [`PrefillPath::Auto`](super::PrefillPath::Auto) leaves the choice to the gates:
-    /// where it is modelled faster with gates that forget, and finding that they do not costs next to nothing.
-    /// `split`: segments of the split path; not read if the plan has the fused one.
-    pub(super) fn partition_by_gates(
-        &self,
-        cu_seqlens: &[i32],
-        split: Counts,
-    ) -> Option<Partition> {
-        /// Least time of the plan in microseconds: finding the choice takes 2 to 3 of them.
-        const LEAST: f64 = 80.0;
-        /// Most of the plan's time that the fused path may take: a prefill of 0.98 was modelled slower.
-        const MOST: f64 = 0.95;
-        /// Microseconds for a kernel of the split path without work.
-        const WITHOUT_WORK: f64 = 7.4;
+    /// Rule by which the segments are cut that the gates may choose. `None`: they have no choice, whatever the lengths of
+    /// so many sequences in so many tokens.
+    pub(super) fn uneven(&self) -> Option<Uneven> {
+        let rows = self.batch.rows();
         if !self.may_be_fused || self.sequences > Uneven::MOST_SEQUENCES {
             return None;
         }
         let costs = &self.target.fused_costs;
-        let chunks = plan::chunks_of(cu_seqlens);
         let uneven = Uneven {
-            workgroups: self.spec.heads.value * self.fused_slabs(),
-            compute_units: self.compute_units,
-            least_chunks: costs.least_chunks as usize,
-            start: costs.start_by_gates as usize,
-            warm_up: costs.warm_up as usize,
+            workgroups: (self.spec.heads.value * self.fused_slabs()) as i32,
+            compute_units: self.compute_units.min(1 << 24) as i32,
+            least_chunks: costs.least_chunks,
+            start: costs.start_by_gates,
+            warm_up: costs.warm_up,
         };
-        let fused_us = |cost: usize| cost as f64 / 16.0 * costs.chunk;
-        let (planned_us, others) = if self.is_fused() {
-            let start = costs.start as usize;
-            (
-                fused_us(Uneven { start, ..uneven }.cost_of_whole(&chunks)),
-                0,
-            )
-        } else {
-            let all = chunks.iter().sum::<usize>() as f64 * self.spec.heads.value as f64;
-            let [_, prepare] = self.split_us();
-            let prepare_us = costs.prepare_start + prepare * all / self.compute_units as f64;
-            let combines = split.chains > 0 && !self.scan_chains(split);
-            let others = 1 + i32::from(split.summaries > 0) + i32::from(combines);
-            (self.machine().time(&chunks) + prepare_us, others)
-        };
-        if planned_us < LEAST {
-            return None;
+        // Otherwise workgroups may walk several units, and have no registers for more.
+        let mean = rows.div_ceil(self.sequences).div_ceil(CHUNK);
+        let long = mean > costs.units_chunks as usize;
+        let one = [rows.div_ceil(CHUNK)];
+        let (_, kernels) = self.machine().planned(&one);
+        let may = long
+            && kernels + self.choice().prepare(&one) >= i64::from(plan::LEAST_TIME)
+            && uneven.room() > 0
+            && (self.fused_whole())
+                .check_grids(self.of_uneven(&uneven))
+                .is_ok();
+        may.then_some(uneven)
+    }
+
+    /// Counts of the segments that the gates may choose, at most.
+    pub(super) fn of_uneven(&self, uneven: &Uneven) -> Counts {
+        let whole = self.whole();
+        Counts {
+            items: whole.items + uneven.room(),
+            ..whole
         }
-        let (items, cost) = uneven.cut(&chunks)?;
-        if fused_us(cost) + f64::from(others) * WITHOUT_WORK > MOST * planned_us {
-            return None;
-        }
-        let mut partition = Partition {
-            items,
+    }
+
+    /// Most sequences that are cut where gates choose.
+    pub(super) fn most_cut(&self, uneven: &Uneven) -> usize {
+        let of_chunks = self.chunk_entries() / uneven.least_chunks.max(1) as usize;
+        self.sequences.min(uneven.room()).min(of_chunks)
+    }
+
+    /// Modelled nanoseconds for final states of this batch that wait: `prefill_scan` reads and writes them once more.
+    pub(super) fn wait_time(&self) -> i32 {
+        const START: usize = 3500;
+        const BYTES_PER_NS: usize = 3000;
+        let heads = &self.spec.heads;
+        let state = heads.value * heads.key_dim * heads.value_dim * size_of::<f32>();
+        (START + 2 * self.sequences * state / BYTES_PER_NS).min(i32::MAX as usize) as i32
+    }
+
+    /// Segments that the gates may choose, as a partition of a plan. `waits`: whether final states wait.
+    pub(super) fn partition_by_gates(&self, cu_seqlens: &[i32], waits: bool) -> Option<Partition> {
+        let uneven = self.uneven()?;
+        let chunks = plan::chunks_of(cu_seqlens);
+        let wait_time = if waits { self.wait_time() } else { 0 };
+        let segments =
+            plan::segments_by_gates(&uneven, &self.choice(), &self.machine(), &chunks, wait_time)?;
+        Some(Partition {
+            items: segments.items,
             ..Partition::default()
-        };
-        if self.fused_whole().check_grids(partition.counts()).is_err() {
-            return None;
-        }
-        self.leave_short(&mut partition, cu_seqlens);
-        Some(partition)
+        })
     }
 }
 
@@ -176,8 +195,7 @@ mod tests {
     fn plan(heads: [usize; 2], lengths: &[usize]) -> (bool, Option<usize>) {
         let cu_seqlens = cu_seqlens(lengths);
         let shape = shape(heads, lengths).of_lengths(&cu_seqlens);
-        let partition = shape.partition(&cu_seqlens).expect("a plan");
-        let segments = shape.partition_by_gates(&cu_seqlens, partition.counts());
+        let segments = shape.partition_by_gates(&cu_seqlens, false);
         (shape.is_fused(), segments.map(|s| s.items.len()))
     }
 

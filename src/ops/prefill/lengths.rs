@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::plan::{self, Balance, Choice, Counts, Machine};
+use super::plan::{self, Balance, Choice, Counts, Machine, Uneven};
 use crate::abi::{
     dwk_prefill_choice, dwk_prefill_item, dwk_prefill_lengths_args, dwk_prefill_machine,
     dwk_prefill_plan,
@@ -38,8 +38,12 @@ pub(crate) struct DeviceSegments {
     /// Segments of each sequence; 0: the device chooses.
     pub(super) segments: i32,
     pub(super) rule: Rule,
-    /// Whether and how the device chooses the path. On the fused path it then cuts no sequence.
+    /// Whether and how the device chooses the path. On the fused path it then cuts no sequence, unless gates may choose.
     pub(super) choice: Option<Choice>,
+    /// How the device cuts the segments that gates may choose, with a `choice`.
+    pub(super) uneven: Option<Uneven>,
+    /// Nanoseconds for final states that wait, where gates choose.
+    pub(super) wait_time: i32,
 }
 
 /// Rule by which the device cuts sequences, if their number of segments is not given.
@@ -57,10 +61,16 @@ pub(crate) struct DeviceTables {
     pub(super) cu_seqlens: *const i32,
     /// Null: every sequence is one item.
     pub(super) items: *const dwk_prefill_item,
-    pub(super) chains: *const i32,
+    pub(super) chains: *mut i32,
     /// Null unless the device chooses the path; `items` is then the fused path's list.
-    pub(super) split_items: *const dwk_prefill_item,
+    pub(super) split_items: *mut dwk_prefill_item,
+    /// Samples of gates, as in [`dwk_prefill_by_gates`](crate::abi::dwk_prefill_by_gates); null: gates choose nothing.
+    pub(super) samples: *const i32,
 }
+
+/// Bytes of the samples of gates.
+const SAMPLE_BYTES: usize =
+    (plan::SAMPLE_WORDS * size_of::<i32>()).next_multiple_of(WORKSPACE_ALIGN);
 
 fn item_bytes(items: usize) -> usize {
     let bytes = items * plan::ITEM_WORDS * size_of::<i32>();
@@ -73,16 +83,25 @@ impl DeviceSegments {
         bytes.next_multiple_of(WORKSPACE_ALIGN)
     }
 
-    /// Bytes of all lists of so many sequences: chains, items and, if the device chooses the path, the fused path's items.
+    /// Items of the fused path, of so many sequences.
+    fn fused_items(&self, sequences: usize) -> usize {
+        sequences + self.uneven.map_or(0, |uneven| uneven.room())
+    }
+
+    /// Bytes of all lists of so many sequences: chains, items and, if the device chooses the path, samples and the fused
+    /// path's items.
     fn bytes(&self, sequences: usize) -> usize {
-        let of_choice = (self.choice).map_or(0, |_| item_bytes(sequences));
+        let of_choice = (self.choice).map_or(0, |_| {
+            SAMPLE_BYTES + item_bytes(self.fused_items(sequences))
+        });
         self.chain_bytes() + item_bytes(self.most.items) + of_choice
     }
 
-    /// Kernel arguments with the lists at an address.
-    fn lower(&self, address: *mut c_void) -> (dwk_prefill_plan, dwk_prefill_choice) {
+    /// Kernel arguments with the lists at an address. `waits`: whether final states wait where gates choose.
+    fn lower(&self, address: *mut c_void, waits: bool) -> (dwk_prefill_plan, dwk_prefill_choice) {
         let items = address.wrapping_byte_add(self.chain_bytes());
-        let after = items.wrapping_byte_add(item_bytes(self.most.items));
+        let samples = items.wrapping_byte_add(item_bytes(self.most.items));
+        let after = samples.wrapping_byte_add(SAMPLE_BYTES);
         let mut plan = dwk_prefill_plan {
             items: items.cast(),
             chains: address.cast(),
@@ -102,6 +121,20 @@ impl DeviceSegments {
         let choice = dwk_prefill_choice {
             split_items: items.cast(),
             ..choice.lower()
+        };
+        let choice = match self.uneven {
+            None => choice,
+            Some(uneven) => dwk_prefill_choice {
+                samples: samples.cast(),
+                room: uneven.room() as i32,
+                least_chunks: uneven.least_chunks,
+                start: uneven.start,
+                warm_up: uneven.warm_up,
+                least_time: plan::LEAST_TIME,
+                without_work: plan::WITHOUT_WORK,
+                wait_time: if waits { self.wait_time } else { 0 },
+                ..choice
+            },
         };
         (plan, choice)
     }
@@ -139,12 +172,14 @@ impl DeviceLengths {
         STATUS_BYTES + self.checked_bytes() + self.rest_bytes() + lists
     }
 
-    /// Checks the lengths' tensor and returns the launch arguments, with workspace at an address.
+    /// Checks the lengths' tensor and returns the launch arguments, with workspace at an address. `in_place`: whether final
+    /// states may overwrite initial ones.
     pub(crate) fn lower(
         &self,
         context: &Context,
         cu_seqlens: &CuSeqlens<'_>,
         workspace: *mut c_void,
+        in_place: bool,
     ) -> Checked<LaunchArguments> {
         check::device("cu_seqlens", cu_seqlens.owner(), context)?;
         let (lengths, wide) = cu_seqlens.checked(self.sequences)?;
@@ -157,7 +192,7 @@ impl DeviceLengths {
             .wrapping_byte_add(self.checked_bytes())
             .wrapping_byte_add(self.rest_bytes());
         let segments = self.segments.as_ref();
-        let (plan, choice) = (segments.map(|s| s.lower(lists))).unwrap_or_default();
+        let (plan, choice) = (segments.map(|s| s.lower(lists, in_place))).unwrap_or_default();
         Ok(LaunchArguments(dwk_prefill_lengths_args {
             cu_seqlens: lengths,
             checked: checked.cast(),
@@ -195,6 +230,7 @@ impl LaunchArguments {
             items: self.0.plan.items,
             chains: self.0.plan.chains,
             split_items: self.0.choice.split_items,
+            samples: self.0.choice.samples,
         }
     }
 
@@ -214,9 +250,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::plan::Cut;
+    use super::super::shape::tests::shape;
     use super::*;
     use crate::abi::DWK_ITEM_HALF;
     use crate::kernels::Target;
+    use crate::tensor::Batch;
 
     /// Memory after a launch: status, items, chains, and the items of the other path.
     struct Lists {
@@ -224,14 +262,16 @@ mod tests {
         items: Vec<[i32; 4]>,
         chains: Vec<[i32; 2]>,
         others: Vec<[i32; 4]>,
+        /// Words of the samples of gates.
+        samples: Vec<i32>,
     }
 
-    fn made_by(lengths: &DeviceLengths, cu_seqlens: &[i32]) -> Result<Lists> {
+    fn made_by(lengths: &DeviceLengths, cu_seqlens: &[i32], in_place: bool) -> Result<Lists> {
         let context = Context::simulator()?;
         let stream = context.stream()?;
         let given = context.upload(cu_seqlens)?;
         let memory = context.upload(&vec![0x55_i32; lengths.bytes() / 4])?;
-        let lowered = lengths.lower(&context, &(&given).into(), memory.address())?;
+        let lowered = lengths.lower(&context, &(&given).into(), memory.address(), in_place)?;
         lowered.enqueue(&context, &stream)?;
         let words = memory.download(&stream)?;
         let at =
@@ -243,6 +283,7 @@ mod tests {
         let most = lengths.segments.expect("lists").most;
         let (plan, choice) = (lowered.0.plan, lowered.0.choice);
         let whole = lengths.sequences - lengths.decodes;
+        let of_fused = lengths.segments.expect("lists").fused_items(whole);
         let chains = &words[at(plan.chains.cast())..][..2 * most.chains as usize];
         Ok(Lists {
             status: words[0],
@@ -253,7 +294,11 @@ mod tests {
             },
             others: match choice.split_items.is_null() {
                 true => Vec::new(),
-                false => items(plan.items, whole),
+                false => items(plan.items, of_fused),
+            },
+            samples: match choice.samples.is_null() {
+                true => Vec::new(),
+                false => words[at(choice.samples.cast())..][..plan::SAMPLE_WORDS].to_vec(),
             },
         })
     }
@@ -329,7 +374,7 @@ mod tests {
                 vec(prop_oneof![9 => 0usize..400, 1 => 0usize..60_000], 50..140),
             ],
             (padding, decodes) in (0usize..300, prop_oneof![Just(0usize), 1usize..9]),
-            (halves, chooses, pieces) in (any::<bool>(), any::<bool>(), 1usize..3),
+            (halves, chooses, by_gates, pieces) in (any::<bool>(), any::<bool>(), any::<bool>(), 1usize..3),
         ) {
             let (rows, sequences) = (lengths.iter().sum::<usize>() + padding, lengths.len());
             let workgroups = [2 * heads, 4 * heads, 8 * heads];
@@ -339,10 +384,21 @@ mod tests {
             let choice = Choice {
                 compute_units: compute_units as i32,
                 fused: walk(4610, 11_000),
+                cut_chunk: 5200,
                 scan: walk(1000, 5500),
                 prepare_start: 14_200,
                 prepare_chunk: 1300 * heads as i32,
             };
+            let uneven = Uneven {
+                workgroups: heads as i32,
+                compute_units: compute_units as i32,
+                least_chunks: 8,
+                start: 53,
+                warm_up: 20,
+            };
+            let uneven = Some(uneven).filter(|uneven| {
+                chooses && by_gates && sequences <= Uneven::MOST_SEQUENCES && uneven.room() > 0
+            });
             let device = DeviceLengths {
                 sequences: sequences + decodes,
                 tokens: rows + decodes,
@@ -352,26 +408,106 @@ mod tests {
                     segments: 0,
                     rule: Rule::Machine { machine, halves },
                     choice: chooses.then_some(choice),
+                    uneven,
+                    wait_time: 0,
                 }),
             };
             let mut cu_seqlens: Vec<i32> = (0..=decodes as i32).collect();
             for n in &lengths {
                 cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + *n as i32);
             }
-            let lists = made_by(&device, &cu_seqlens).expect("a launch");
+            let lists = made_by(&device, &cu_seqlens, false).expect("a launch");
             prop_assert_eq!(lists.status, 0);
             let chunks = plan::chunks_of(&cu_seqlens[decodes..]);
             let segments = machine.choose(&chunks);
             let split = plan::cut(&chunks, Cut::Chunks(plan::segment_chunks(&chunks, segments)), pieces);
             prop_assert!(split.summaries / pieces <= machine.most_summaries as usize);
-            if chooses && choice.takes_fused(&chunks) {
-                let whole = plan::cut(&chunks, Cut::Segments(1), 1);
-                assert_lists(&lists.others, &[], &whole, false);
-                assert_lists(&lists.items, &lists.chains, &plan::Partition::default(), false);
-            } else {
-                assert_lists(&lists.items, &lists.chains, &split, halves);
-                assert_lists(&lists.others, &[], &plan::Partition::default(), false);
+            let fused = chooses && choice.takes_fused(&chunks);
+            let nothing = plan::Partition::default();
+            match fused {
+                true => assert_lists(&lists.items, &lists.chains, &nothing, false),
+                false => assert_lists(&lists.items, &lists.chains, &split, halves),
             }
+            let cut = uneven.and_then(|uneven| plan::segments_by_gates(&uneven, &choice, &machine, &chunks, 0));
+            let whole = match fused {
+                true => plan::cut(&chunks, Cut::Segments(1), 1),
+                false => nothing,
+            };
+            let items = cut.map(|segments| segments.items);
+            if uneven.is_some() {
+                let cu_seqlens: Vec<i32> = cu_seqlens[decodes..].iter().map(|n| n - decodes as i32).collect();
+                let expected = plan::samples(items.as_deref().unwrap_or_default(), !fused, &cu_seqlens);
+                prop_assert_eq!(&lists.samples[..1], &expected[..1]);
+                if expected[0] > 0 {
+                    prop_assert_eq!(&lists.samples[..expected.len()], &expected);
+                }
+            }
+            let others = match items {
+                Some(items) => plan::Partition { items, ..plan::Partition::default() },
+                None => whole,
+            };
+            assert_lists(&lists.others, &[], &others, false);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+
+        /// Plans of an MI300X whose gates may choose: the device makes the lists and samples that the host makes.
+        #[test]
+        fn the_device_makes_the_lists_of_a_choice_by_gates(
+            heads in prop_oneof![Just([2, 8]), Just([8, 16]), Just([16, 32]), Just([16, 64])],
+            lengths in prop_oneof![
+                vec(8000usize..66_000, 1..4),
+                (2usize..13, prop_oneof![Just(2048usize), Just(4096), Just(8192)]).prop_map(|(n, of_each)| vec![of_each; n]),
+                vec(0usize..9000, 1..31),
+            ],
+            (padding, decodes) in (0usize..300, prop_oneof![Just(0usize), 1usize..9]),
+            in_place in any::<bool>(),
+        ) {
+            let (rows, sequences) = (lengths.iter().sum::<usize>() + padding, lengths.len());
+            let mut shape = shape(heads, &lengths);
+            shape.batch = Batch::Packed { tokens: rows };
+            let Some(segments) = shape.of_device().expect("a plan").device_segments().expect("a grid") else {
+                return Ok(());
+            };
+            let device = DeviceLengths {
+                sequences: sequences + decodes,
+                tokens: rows + decodes,
+                decodes,
+                segments: Some(segments),
+            };
+            let mut given: Vec<i32> = (0..=decodes as i32).collect();
+            for n in &lengths {
+                given.push(given[given.len() - 1] + *n as i32);
+            }
+            let lists = made_by(&device, &given, in_place).expect("a launch");
+            prop_assert_eq!(lists.status, 0);
+
+            let cu_seqlens: Vec<i32> = given[decodes..].iter().map(|n| n - decodes as i32).collect();
+            let host = shape.of_lengths(&cu_seqlens);
+            let by_gates = host.partition_by_gates(&cu_seqlens, in_place);
+            let planned = host.partition(&cu_seqlens).expect("a plan");
+            let nothing = plan::Partition::default();
+            if segments.choice.is_none() {
+                prop_assert!(by_gates.is_none() && !host.is_fused());
+                assert_lists(&lists.items, &lists.chains, &planned, true);
+                return Ok(());
+            }
+            match host.is_fused() {
+                true => assert_lists(&lists.items, &lists.chains, &nothing, false),
+                false => assert_lists(&lists.items, &lists.chains, &planned, true),
+            }
+            if segments.uneven.is_some() {
+                let items = by_gates.as_ref().map_or(&[][..], |cut| &cut.items);
+                let expected = plan::samples(items, !host.is_fused(), &cu_seqlens);
+                prop_assert_eq!(lists.samples[0], expected[0]);
+                if expected[0] > 0 {
+                    prop_assert_eq!(&lists.samples[..expected.len()], &expected);
+                }
+            }
+            let whole = if host.is_fused() { planned } else { nothing };
+            assert_lists(&lists.others, &[], &by_gates.unwrap_or(whole), false);
         }
     }
 
@@ -405,9 +541,11 @@ mod tests {
                         halves: true,
                     },
                     choice: None,
+                    uneven: None,
+                    wait_time: 0,
                 }),
             };
-            let lists = made_by(&device, &cu_seqlens).expect("a launch");
+            let lists = made_by(&device, &cu_seqlens, false).expect("a launch");
             assert_eq!(lists.status, status);
             let exist = lists.items.iter().filter(|item| item[0] >= 0);
             assert!(

@@ -310,24 +310,39 @@ impl LaunchArguments {
         self.fused.split_items = split_items;
     }
 
-    /// Launches `prefill_fused` in place of `prefill_prepare`, with the arguments of `fused`. It chooses by the gates:
-    /// it does the work of one of both, and leaves to the other kernels of the split path their lists, or empty ones.
-    pub(super) fn choose_by_gates(
-        &mut self,
-        fused: LaunchArguments,
-        by_gates: dwk_prefill_by_gates,
-        device: (u32, u32),
-    ) {
+    /// Launches `prefill_fused`, with the arguments of `fused`, before `prefill_scan` or in place of it, if final states do
+    /// not `wait` for that.
+    pub(super) fn put_before_scan(&mut self, fused: LaunchArguments, wait: bool) {
+        self.fused = FusedArguments {
+            first: true,
+            ..fused.fused
+        };
+        // Its workspace has no records.
+        self.scan.states = self.fused.scan.states;
+        self.short = fused.short;
+        self.short_groups = fused.short_groups;
+        self.prepare_groups = 0;
+        self.summarise_groups = 0;
+        self.combine_groups = 0;
+        if !wait {
+            self.scan_groups = 0;
+        }
+    }
+
+    /// Lets `prefill_fused` choose by the gates. It leaves to the other kernels their lists, or empty ones.
+    pub(super) fn by_gates(&mut self, by_gates: dwk_prefill_by_gates) {
         // Its segments of a sequence are no units of a workgroup that walks several.
-        debug_assert_eq!(fused.fused.walkers, 0);
-        self.put_first(fused, device);
+        debug_assert_eq!(self.fused.walkers, 0);
         self.fused.by_gates = by_gates;
     }
 
-    /// Lets `prefill_fused` choose by the gates between the segments of these arguments and whole sequences.
-    pub(super) fn choose_segments_by_gates(&mut self, by_gates: dwk_prefill_by_gates) {
-        debug_assert_eq!(self.fused.walkers, 0);
-        self.fused.by_gates = by_gates;
+    /// Lets final states of up to `count` sequences that `prefill_fused` cuts wait in place of summaries for `prefill_scan`.
+    pub(super) fn let_states_wait(&mut self, count: usize) {
+        let fused = &mut self.fused.scan;
+        fused.states = self.scan.states;
+        fused.summaries = count as i32;
+        fused.flags |= abi::DWK_DEFERS_STATES;
+        self.scan.summaries = self.scan.summaries.max(count as i32);
     }
 
     fn put_first(&mut self, fused: LaunchArguments, (compute_units, dies): (u32, u32)) {
@@ -674,6 +689,7 @@ impl Shape {
                 fused()?;
             }
             let split = !self.is_fused();
+            let scan_runs = split || x.fused.first; // final states may wait for it
             if wants(Part::Prepare) && split && x.prepare_groups > 0 {
                 launch(to, prepare, &x.prepare)?;
             }
@@ -692,7 +708,7 @@ impl Shape {
             if wants(Part::Combine) && x.combine_groups > 0 {
                 launch(to, combine, &x.combine)?;
             }
-            if wants(Part::Scan) && split && x.scan_groups > 0 {
+            if wants(Part::Scan) && scan_runs && x.scan_groups > 0 {
                 launch_with(to, scan, &x.scan, maps(kernels.scan.role()))?;
             }
             if !x.fused.first {

@@ -52,7 +52,7 @@ use states::PlanSlots;
 use std::ffi::c_void;
 use std::ptr;
 
-use crate::abi;
+use crate::abi::{self, dwk_prefill_by_gates};
 use crate::alias::Span;
 use crate::batch::{CuSeqlens, checked_cu_seqlens};
 use crate::check::{self, Checked};
@@ -96,8 +96,8 @@ pub struct PrefillSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PrefillPath {
     /// The plan chooses the fastest by its model of the device. On gfx942 it may leave a choice to the gates of each
-    /// launch that overwrites neither initial states nor v: between [`Fused`] and [`Split`] ([`Prefill::path`]), or
-    /// between segments and whole sequences of [`Fused`]. Only a number of segments ([`PrefillSpec::segments`]) fixes them.
+    /// launch that does not overwrite v: between [`Fused`] and [`Split`] ([`Prefill::path`]), or between segments and whole
+    /// sequences of [`Fused`]. Only a number of segments ([`PrefillSpec::segments`]) fixes them.
     ///
     /// [`Fused`]: PrefillPath::Fused
     /// [`Split`]: PrefillPath::Split
@@ -269,7 +269,7 @@ enum Lengths {
         counts: Counts,
         /// Items, chains, `cu_seqlens`, short sequences, and items of `by_gates`.
         tables: Buffer<i32>,
-        /// Segments of the fused path, if gates choose between it and the split path.
+        /// Segments of the fused path, if gates choose between them and the plan.
         by_gates: Option<ByGates>,
         /// States that launches may save.
         boundaries: Option<Boundaries>,
@@ -316,11 +316,10 @@ impl Prefill {
     /// One more kernel checks the lengths there. Entries that decrease or exceed the tokens are replaced by the nearest
     /// allowed number, so nothing is accessed out of bounds. The first 4 bytes of the workspace are the status after a
     /// launch: 0, or 1 + the index of the first entry that was replaced. The kernel also cuts sequences into segments, as a
-    /// plan with the lengths on the host, as many rows and as many sequences would. Results have the same bits, unless that
-    /// plan leaves a choice to the gates ([`PrefillPath::Auto`]).
+    /// plan with the lengths on the host, as many rows and as many sequences would. Results have the same bits.
     ///
     /// The workspace has room for the segments of any lengths, and kernels that find no segments there return at once. No
-    /// room and no such launches are needed if one sequence of all rows would not be cut.
+    /// room and no such launches are needed if one sequence of all rows would not be cut, and gates have no choice.
     ///
     /// # Errors
     /// A spec or sizes that are not allowed; context to save, since only lengths on the host say where rounds begin.
@@ -344,14 +343,18 @@ impl Prefill {
     }
 
     fn of_host(context: &Context, shape: Shape, cu_seqlens: Vec<i32>) -> Result<Self> {
-        let shape = shape.of_lengths(&cu_seqlens);
+        let mut shape = shape.of_lengths(&cu_seqlens);
         let partition = shape.partition(&cu_seqlens)?;
         let mut tables = partition.table(&cu_seqlens);
-        let by_gates = shape.partition_by_gates(&cu_seqlens, partition.counts());
+        let by_gates = shape.partition_by_gates(&cu_seqlens, false).map(|fused| {
+            let in_place = shape.partition_by_gates(&cu_seqlens, true).is_some();
+            let choice = [shape.is_fused(), in_place];
+            ByGates::append(&fused, choice, &cu_seqlens, &mut tables)
+        });
+        shape.waiting = by_gates.map_or(0, |by_gates| by_gates.cut);
         let lengths = Lengths::Host {
             counts: partition.counts(),
-            by_gates: by_gates
-                .map(|fused| ByGates::append(&fused, shape.is_fused(), &cu_seqlens, &mut tables)),
+            by_gates,
             tables: context.upload(&tables)?,
             boundaries: Boundaries::of(context, &shape, &cu_seqlens)?,
             cu_seqlens,
@@ -470,9 +473,11 @@ impl Prefill {
     /// Bytes of workspace for records and summaries.
     pub(crate) fn record_bytes(&self) -> usize {
         let bytes = self.shape.workspace(self.counts()).bytes;
-        match self.leaves_path_to_gates() {
-            true => bytes.next_multiple_of(WORKSPACE_ALIGN) + ByGates::bytes(self.counts()),
-            false => bytes,
+        match self.by_gates() {
+            Some(by_gates) => {
+                bytes.next_multiple_of(WORKSPACE_ALIGN) + by_gates.bytes(self.counts())
+            }
+            None => bytes,
         }
     }
 
@@ -481,6 +486,12 @@ impl Prefill {
             Lengths::Host { by_gates, .. } => by_gates.as_ref(),
             Lengths::Device(_) => None,
         }
+    }
+
+    /// Whether each launch may leave a choice to its gates ([`PrefillPath::Auto`]): of the path, or of the segments.
+    pub fn gates_choose(&self) -> bool {
+        let on_device = self.device_segments().and_then(|segments| segments.uneven);
+        self.by_gates().is_some() || on_device.is_some()
     }
 
     /// Whether gates choose the path, not just the segments of the fused one.
@@ -500,9 +511,9 @@ impl Prefill {
 
     /// Kernels that compute the prefill, as the spec, [`PATH_VARIABLE`] or the planner chose. A batch without sequences has
     /// the split path. [`PrefillPath::Auto`]: each launch chooses. A plan of [`Prefill::device`] chooses by the lengths, and
-    /// another plan by the gates. Kernels of both paths are then launched, and some find no work. A launch that may overwrite
-    /// initial states or v takes the split path, if its plan chooses by the gates. With [`PrefillPath::Fused`] gates may still
-    /// choose the segments.
+    /// another plan by the gates. Kernels of both paths are then launched, and some find no work. A launch that overwrites v
+    /// takes the split path, if its plan chooses by the gates. With [`PrefillPath::Fused`] gates may still choose the segments.
+    /// If final states overwrite initial ones, they wait until all segments have read these, and `prefill_scan` stores them.
     pub fn path(&self) -> PrefillPath {
         match self.device_segments() {
             _ if self.leaves_path_to_gates() => PrefillPath::Auto,
@@ -519,13 +530,14 @@ impl Prefill {
         let fused = (both || self.shape.is_fused()) && !counts.only_short();
         let split = !self.shape.is_fused() && !counts.only_short();
         let first = both && fused;
+        let in_place = !split && self.by_gates().is_some_and(|by_gates| by_gates.in_place);
         [
             (Part::Whole, true),
             (Part::Lengths, device),
             (Part::Short, counts.short > 0),
             (Part::Fused, first),
             // Where lengths or gates choose, `prefill_fused` does its work. A launch that leaves no choice to the gates
-            // runs it: one with a pool, for example.
+            // runs it: one that overwrites v, for example.
             (
                 Part::Prepare,
                 split && (!first || self.leaves_path_to_gates()),
@@ -541,6 +553,8 @@ impl Prefill {
             ),
             (Part::Scan, split),
             (Part::Fused, fused && !first),
+            // It has no workgroups unless final states wait.
+            (Part::Scan, in_place),
         ]
         .into_iter()
         .filter_map(|(part, launched)| launched.then_some(part))
@@ -548,7 +562,8 @@ impl Prefill {
     }
 
     /// Names of the kernels that a launch runs, in order: two, or up to four if sequences are cut. One more if lengths are on
-    /// the device, where sequences of any lengths that may be cut count as cut.
+    /// the device, where sequences of any lengths that may be cut count as cut. If gates choose between segments and whole
+    /// sequences, the last one, `prefill_scan`, runs only in launches whose final states overwrite initial ones.
     pub fn kernels(&self) -> Vec<&'static str> {
         let parts = self.parts().into_iter();
         parts
@@ -669,7 +684,13 @@ impl Prefill {
             }
             Lengths::Device(lengths) => {
                 let cu_seqlens = CuSeqlens::required(&tensors.cu_seqlens)?;
-                Ok(Some(lengths.lower(&self.context, cu_seqlens, address)?))
+                let waits = !Shape::keeps_initial_states(&tensors.states);
+                Ok(Some(lengths.lower(
+                    &self.context,
+                    cu_seqlens,
+                    address,
+                    waits,
+                )?))
             }
         }
     }
@@ -685,8 +706,8 @@ impl Prefill {
         Shape::check_devices(tensors, &self.context)?;
         let own = self.tables(tables);
         if let Some(by_gates) = self.by_gates()
-            && Shape::keeps_initial_states(&tensors.states)
             && !Shape::overwrites_v(tensors)
+            && (by_gates.in_place || Shape::keeps_initial_states(&tensors.states))
         {
             return Ok(self.lower_by_gates(by_gates, tensors, own, records)?);
         }
@@ -697,15 +718,45 @@ impl Prefill {
             items: choosing.split_items,
             ..own
         };
-        let mut lowered = (self.shape).lower(tensors, split, &self.slots, records)?;
+        let uneven = (self.device_segments()).and_then(|segments| segments.uneven);
+        let counts = match uneven {
+            Some(uneven) => self.shape.of_uneven(&uneven),
+            None => self.shape.whole(),
+        };
         let whole = Tables {
-            counts: self.shape.with_short(self.shape.whole()),
+            counts: self.shape.with_short(counts),
             ..own
         };
+        let mut lowered = (self.shape).lower(tensors, split, &self.slots, records)?;
         let fused = (self.shape.fused_whole()).lower(tensors, whole, &self.slots, records)?;
         let device = (self.shape.compute_units as u32, self.shape.dies);
         lowered.choose(fused, choosing.split_items, device);
+        if uneven.is_some() {
+            lowered.by_gates(dwk_prefill_by_gates {
+                items: choosing.split_items,
+                chains: choosing.chains,
+                split_items: choosing.split_items,
+                split_chains: choosing.chains,
+                samples: choosing.samples,
+                items_count: own.counts.items as i32,
+                chains_count: own.counts.chains as i32,
+                // The lists may have segments all the same.
+                soon: match Shape::overwrites_v(tensors) {
+                    true => 0,
+                    false => self.shape.soon(),
+                },
+                pad0: 0,
+            });
+            self.let_states_wait(tensors, &mut lowered);
+        }
         Ok(lowered)
+    }
+
+    /// Lets final states that overwrite initial ones wait until `prefill_fused` has ended, where gates choose.
+    fn let_states_wait(&self, tensors: &PrefillTensors<'_>, lowered: &mut LaunchArguments) {
+        if !Shape::keeps_initial_states(&tensors.states) {
+            lowered.let_states_wait(self.shape.waiting);
+        }
     }
 
     /// [`Prefill::lower`] of a plan that leaves the choice of the path, or of the segments, to the gates.
@@ -716,22 +767,10 @@ impl Prefill {
         own: Tables,
         records: *mut c_void,
     ) -> Checked<LaunchArguments> {
-        // Of gates whose segments begin at most a chunk earlier than the plan counts on.
-        let soon = self.shape.target.fused_costs.warm_up / 16 + 1;
-        if by_gates.or_whole {
-            let Lengths::Host { tables, .. } = &self.lengths else {
-                unreachable!("gates choose where lengths are on the host");
-            };
-            let tables = tables.address().cast_const().cast();
-            let cut = Tables {
-                items: by_gates.items(tables),
-                counts: by_gates.counts,
-                ..own
-            };
-            let mut lowered = (self.shape).lower(tensors, cut, &self.slots, records)?;
-            lowered.choose_segments_by_gates(by_gates.lower(tables, soon));
-            return Ok(lowered);
-        }
+        let Lengths::Host { tables, .. } = &self.lengths else {
+            unreachable!("lengths on the device have no segments of their own");
+        };
+        let tables = tables.address().cast_const().cast();
         let bytes = self.shape.workspace(own.counts).bytes;
         let lists = Lists {
             items: own.items,
@@ -739,21 +778,37 @@ impl Prefill {
             counts: own.counts,
             workspace: records.wrapping_byte_add(bytes.next_multiple_of(WORKSPACE_ALIGN)),
         };
-        let by_gates_args = by_gates.lower_or_split(&lists, soon);
-        let split = Tables {
-            items: by_gates_args.split_items,
-            chains: by_gates_args.split_chains,
-            ..own
-        };
-        let fused = Tables {
-            items: by_gates.items(own.items.cast()),
+        let args = by_gates.lower(tables, &lists, self.shape.soon());
+        let cut = Tables {
+            items: by_gates.items(tables),
             counts: by_gates.counts,
             ..own
         };
-        let mut lowered = (self.shape).lower(tensors, split, &self.slots, records)?;
-        let fused = (self.shape.fused_whole()).lower(tensors, fused, &self.slots, records)?;
-        let device = (self.shape.compute_units as u32, self.shape.dies);
-        lowered.choose_by_gates(fused, by_gates_args, device);
+        let split = Tables {
+            items: args.split_items,
+            chains: args.split_chains,
+            counts: match by_gates.or_whole {
+                // Those of final states that wait.
+                true => Counts {
+                    items: by_gates.cut,
+                    ..self.shape.whole()
+                },
+                false => own.counts,
+            },
+            ..own
+        };
+        let fused = (self.shape.fused_whole()).lower(tensors, cut, &self.slots, records)?;
+        let mut lowered =
+            (self.shape.on_split_path()).lower(tensors, split, &self.slots, records)?;
+        match by_gates.or_whole {
+            true => lowered.put_before_scan(fused, !Shape::keeps_initial_states(&tensors.states)),
+            false => {
+                let device = (self.shape.compute_units as u32, self.shape.dies);
+                lowered.choose(fused, ptr::null(), device);
+            }
+        }
+        lowered.by_gates(args);
+        self.let_states_wait(tensors, &mut lowered);
         Ok(lowered)
     }
 

@@ -5,6 +5,7 @@
 //! whole. Two more kernels compute the state at the start of each segment.
 
 mod balance;
+mod by_gates;
 mod choice;
 mod machine;
 mod uneven;
@@ -14,9 +15,10 @@ use crate::abi::{DWK_SHORT_TOKENS, dwk_prefill_item};
 use crate::check::Checked;
 use crate::error::{ArgumentError, ArgumentKind};
 pub(crate) use balance::Balance;
+pub(crate) use by_gates::{LEAST_TIME, SAMPLE_WORDS, WITHOUT_WORK, samples, segments_by_gates};
 pub(crate) use choice::{Choice, WalkTime};
 pub(crate) use machine::{Machine, two_in_one};
-pub(super) use uneven::Uneven;
+pub(crate) use uneven::Uneven;
 
 /// Numbers of segments (`items`), of summaries, of sequences with several summaries (`chains`), and of chunks of the longest
 /// segment. A segment that another follows has `pieces` summaries. `even`: whether all segments are known to have equally many

@@ -38,6 +38,8 @@ pub(super) struct Shape {
     short: bool,
     /// Segments by which columns are divided among workgroups, if only the device knows the lengths: a guess.
     pub(super) guess: Option<Counts>,
+    /// Sequences whose final states may wait in the memory of summaries, where gates choose.
+    pub(super) waiting: usize,
 }
 
 /// Path that the environment or the spec asks for, in this order.
@@ -125,6 +127,7 @@ impl Shape {
             early_segments: true,
             short: false,
             guess: None,
+            waiting: 0,
         };
         // A batch without sequences has no workgroup of the fused kernel that could clear o.
         if wanted == PrefillPath::Fused && sequences > 0 {
@@ -189,7 +192,7 @@ impl Shape {
     }
 
     /// Device and modelled times by which [`PrefillPath::Auto`] chooses the fused path or the split path.
-    fn choice(&self) -> Choice {
+    pub(super) fn choice(&self) -> Choice {
         let (costs, heads) = (&self.target.fused_costs, self.spec.heads.value);
         let ns = |us: f64| (1e3 * us) as i32;
         let start = f64::from(costs.start) / 16.0 * costs.chunk;
@@ -207,16 +210,20 @@ impl Shape {
                 chunk: ns(scan_chunk),
                 start: ns(costs.scan_start),
             },
+            cut_chunk: ns(match self.spec.qk_l2norm {
+                true => costs.chunk_with_norms,
+                false => costs.chunk,
+            }),
             prepare_start: ns(costs.prepare_start + self.target.costs.launch),
             prepare_chunk: ns(prepare_chunk * heads as f64),
         }
     }
 
     /// How [`PrefillPath::Auto`] chooses the path of a batch. `None`: the split path, whatever the lengths, because the
-    /// fused path would not even take less time if all sequences were equally long.
+    /// fused path would not even take less time if all sequences were equally long, and gates have no choice.
     pub(super) fn choice_by_lengths(&self) -> Option<Choice> {
         (self.may_be_fused.then(|| self.choice()))
-            .filter(|choice| choice.takes_fused(&self.equal_chunks()))
+            .filter(|choice| choice.takes_fused(&self.equal_chunks()) || self.uneven().is_some())
     }
 
     /// The shape with the path that [`PrefillPath::Auto`] chooses for these lengths.
@@ -238,6 +245,19 @@ impl Shape {
             path: PrefillPath::Fused,
             ..self
         }
+    }
+
+    /// The shape on the split path.
+    pub(super) fn on_split_path(self) -> Shape {
+        Shape {
+            path: PrefillPath::Split,
+            ..self
+        }
+    }
+
+    /// Chunks within which gates must forget to choose segments: these begin at most a chunk earlier than plans count on.
+    pub(super) fn soon(&self) -> i32 {
+        self.target.fused_costs.warm_up / 16 + 1
     }
 
     /// Whether every sequence starts from zeros. Otherwise the last segment of a sequence may overwrite an initial state
@@ -304,6 +324,7 @@ impl Shape {
         let counts = plan::counts(&chunks, self.split_cut(&chunks)?, self.pieces());
         Ok(Shape {
             guess: Some(counts),
+            waiting: self.uneven().map_or(0, |uneven| self.most_cut(&uneven)),
             ..self
         })
     }
@@ -386,11 +407,14 @@ impl Shape {
             short: 0,
         };
         self.check_grids(most)?;
+        let uneven = choice.and_then(|_| self.uneven());
         Ok(Some(DeviceSegments {
             most,
             segments: forced.map_or(0, |n| n.min(i32::MAX as usize) as i32),
             rule,
             choice,
+            uneven,
+            wait_time: self.wait_time(),
         }))
     }
 
@@ -543,11 +567,12 @@ impl Shape {
     }
 
     /// Layout of the workspace: records and, if sequences are cut, N and M of the summaries, a bound per record, a word
-    /// per summary and value head. A fused prefill has neither records nor bounds, but two words.
+    /// per summary and value head. A fused prefill has neither records nor bounds, but two words. Final states may wait in
+    /// place of N.
     pub(super) fn workspace(&self, counts: Counts) -> WorkspaceLayout {
         let heads = self.spec.heads.value;
         let states = self.record_bytes(counts);
-        let retained = states + self.summary_bytes(counts.summaries);
+        let retained = states + self.summary_bytes(counts.summaries.max(self.waiting));
         let cut = usize::from(counts.summaries > 0 && !self.is_fused());
         let words = 1 + usize::from(self.is_fused());
         let forgotten = retained + cut * self.chunk_entries() * heads * size_of::<f32>();
@@ -581,6 +606,7 @@ pub(super) mod tests {
             early_segments: true,
             short: false,
             guess: None,
+            waiting: 0,
         }
     }
 
@@ -801,7 +827,9 @@ pub(super) mod tests {
                 .is_some_and(|s| s.choice.is_some())
         };
         assert!(chooses([16, 32], &[1024; 8]));
-        assert!(!chooses([16, 32], &[8192]));
+        assert!(!chooses([16, 32], &[4096]));
         assert!(!chooses([2, 8], &[512; 4]));
+        // Gates may choose.
+        assert!(chooses([16, 32], &[8192]));
     }
 }

@@ -28,6 +28,8 @@ pub(crate) struct Choice {
     pub(crate) compute_units: i32,
     /// `prefill_fused`.
     pub(crate) fused: WalkTime,
+    /// Time of a chunk of `prefill_fused` in segments that the gates may choose in place of the split path.
+    pub(crate) cut_chunk: i32,
     /// `prefill_scan`.
     pub(crate) scan: WalkTime,
     /// `prefill_prepare` and the launch of one more kernel, without chunks.
@@ -39,24 +41,31 @@ pub(crate) struct Choice {
 impl Choice {
     /// Whether the fused path takes less time. It must save 3%.
     pub(crate) fn takes_fused(&self, chunks: &[usize]) -> bool {
+        let split = self.walk(&self.scan, chunks) + self.prepare(chunks);
+        100 * self.walk(&self.fused, chunks) < 97 * split
+    }
+
+    /// Time of `prefill_prepare`, with the launch of one more kernel.
+    pub(crate) fn prepare(&self, chunks: &[usize]) -> i64 {
+        let total: i64 = chunks.iter().map(|&n| n as i64).sum();
+        let units = i64::from(self.compute_units);
+        i64::from(self.prepare_start) + (i64::from(self.prepare_chunk) * total + units - 1) / units
+    }
+
+    /// Time of a kernel that walks whole sequences.
+    pub(crate) fn walk(&self, walk: &WalkTime, chunks: &[usize]) -> i64 {
         let lengths = || chunks.iter().filter(|&&n| n > 0).map(|&n| n as i64);
         let longest = lengths().max().unwrap_or(0);
         let total: i64 = lengths().sum();
         let units = i64::from(self.compute_units);
-        let walk = |walk: &WalkTime| {
-            let [workgroups, chunk, start] =
-                [walk.workgroups, walk.chunk, walk.start].map(i64::from);
-            let rounds = |work: i64| (work * workgroups + units - 1) / units;
-            let mut time = rounds(chunk * total + start * lengths().count() as i64);
-            for share in SHARES {
-                let count = lengths().filter(|n| 8 * n >= share * longest).count() as i64;
-                time = time.max(rounds(count) * (share * longest * chunk / 8 + start));
-            }
-            time
-        };
-        let prepare = (i64::from(self.prepare_chunk) * total + units - 1) / units;
-        let split = walk(&self.scan) + prepare + i64::from(self.prepare_start);
-        100 * walk(&self.fused) < 97 * split
+        let [workgroups, chunk, start] = [walk.workgroups, walk.chunk, walk.start].map(i64::from);
+        let rounds = |work: i64| (work * workgroups + units - 1) / units;
+        let mut time = rounds(chunk * total + start * lengths().count() as i64);
+        for share in SHARES {
+            let count = lengths().filter(|n| 8 * n >= share * longest).count() as i64;
+            time = time.max(rounds(count) * (share * longest * chunk / 8 + start));
+        }
+        time
     }
 
     /// Kernel arguments without addresses.
@@ -71,6 +80,7 @@ impl Choice {
             scan_start: self.scan.start,
             prepare_start: self.prepare_start,
             prepare_chunk: self.prepare_chunk,
+            cut_chunk: self.cut_chunk,
             ..Default::default()
         }
     }

@@ -335,14 +335,14 @@ impl Machine {
         candidates.into_iter().filter(move |&n| 1 < n && n <= most)
     }
 
-    /// Modelled time in microseconds of the kernels after `prefill_prepare`, in segments as [`Machine::choose`] chooses
-    /// them.
-    pub(crate) fn time(&self, chunks: &[usize]) -> f64 {
+    /// Chunks of the longest segment as [`Machine::choose`] chooses them, and the modelled time of the kernels after
+    /// `prefill_prepare`.
+    pub(crate) fn planned(&self, chunks: &[usize]) -> (usize, i64) {
         let segment = super::segment_chunks(chunks, self.choose(chunks));
         let mut long = chunks.to_vec();
         long.sort_unstable_by(|a, b| b.cmp(a));
         let cost = self.cost(&long, &Short::default(), chunks.iter().sum(), segment);
-        cost.ns as f64 / 1e3
+        (segment, cost.ns)
     }
 
     /// Modelled scan time of so many segments. `walked_chunks`: total chunks.
