@@ -266,7 +266,7 @@ typedef struct dwk_prefill_scan_args {
     const void *records;           /* as prefill_prepare wrote them */
     const dwk_prefill_item *items; /* [items]; null: every sequence is one item */
     float *states;   /* [summaries, HV]: N [V, K], or a final state that waits, then M^T [K, K] or, for a first segment,
-                        its   initial state [V, K] */
+                        its initial state [V, K] */
     float *retained; /* as prefill_prepare wrote it; null where there are no summaries */
     int32_t *forgotten; /* [summaries, HV]; 1: M is 0 and not stored. First segments: unused or, on gfx942, 1, because N
                            is the state after them. With prefill_fused, [2, summaries, HV]: then how the segment after
