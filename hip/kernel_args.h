@@ -32,9 +32,9 @@ enum {
     DWK_STARTS_SOON = 1024,  /* scan, summarise: a segment starts early where few chunks before it forget (sm_90a) */
     DWK_KEEPS_STATES = 2048, /* scan, summarise: final states do not overwrite initial ones (sm_90a) */
     DWK_CHAINS = 4096, /* scan: prefill_combine does not run; each segment chains the summaries before it (gfx942) */
-    DWK_DEFERS_STATES = 8192 /* fused: the last segment of a sequence that is cut leaves its state in place of N of its
-                                item's summary, less one, for prefill_scan to store: others may still read the initial
-                                state */
+    DWK_DEFERS_STATES = 8192 /* fused: the final state of a sequence that is cut waits in place of N of the summary that
+                                its last item names, until prefill_scan stores it: other segments may still read the
+                                initial state */
 };
 
 /* Bits of `flags` of conv. */

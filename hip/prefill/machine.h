@@ -109,7 +109,7 @@ struct Chosen {
     int64_t time;
 };
 
-// Of the candidates within x.fewer of the fastest, the one with the fewest segments.
+// Chooses, among the candidates within x.fewer of the fastest, the one with the fewest segments.
 DEVICE Chosen chosen(const Times &times, const dwk_prefill_machine &x) {
     const int64_t none = (int64_t)1 << 62;
     int64_t least = none;

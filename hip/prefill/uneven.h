@@ -10,7 +10,7 @@ namespace plan {
 constexpr int most_samples = 8;
 constexpr int no_cut = 0x7fffffff; // its cost
 
-// Division by one number of numbers below 2^22.
+// Division by one number, of numbers up to 2^23.
 class Divisor {
   public:
     DEVICE_MEMBER explicit Divisor(int by) : by(max_of(by, 1)), per(arch::reciprocal((float)max_of(by, 1))) {}
@@ -128,7 +128,7 @@ DEVICE int cost_of_cut(const dwk_prefill_choice &x, const Batch &batch, const Ca
     if (busy == 0) {
         time = begin + (int64_t)ceil_of(all_shorts, units) * short_cost;
     } else {
-        // Those that have no workgroup of the last round begin before the others.
+        // Compute units without a long segment in the last round begin short ones before the others.
         const u32 fit = (u32)long_cost / (u32)short_cost, idle = units - busy;
         const int64_t left = all_shorts - (int64_t)fit * idle;
         if (left <= 0) {

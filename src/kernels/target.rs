@@ -475,6 +475,7 @@ static SM90: Target = {
             // Measured on an H200: slower than prepare and scan.
             automatic: false,
             chunk: 7.0,
+            // Not read: gates choose on gfx942 alone.
             chunk_with_norms: 7.0,
             summary_chunk: 6.0,
             start: 33,

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use deltawave::prefill::{Part, Prefill, PrefillPath};
+use deltawave::prefill::{Part, Prefill};
 use deltawave::runtime::Context;
 use deltawave::types::Dtype;
 use deltawave_lab::inputs::Tensor as HostTensor;
@@ -98,8 +98,7 @@ impl PrefillRun<'_> {
             tokens: rest.rows.len(),
             same_bits: o.bytes == whole.bytes && ends.bytes == states.bytes,
             // Where a launch chooses, the rest may choose otherwise.
-            must: plan.path() != PrefillPath::Auto
-                && !plan.gates_choose()
+            must: !plan.gates_choose()
                 && [Part::Summarise, Part::FusedSummarise]
                     .iter()
                     .all(|part| !plan.parts().contains(part)),

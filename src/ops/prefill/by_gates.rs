@@ -91,12 +91,14 @@ impl ByGates {
         tables.wrapping_add(self.first_word).cast()
     }
 
-    /// Kernel arguments. `tables`: of the plan. `soon`: chunks within which gates must forget.
+    /// Kernel arguments. `tables`: of the plan. `soon`: chunks within which gates must forget. `waits`: whether final states
+    /// wait. Without that, and without a split path, no kernel reads lists.
     pub(super) fn lower(
         &self,
         tables: *const i32,
         lists: &Lists,
         soon: i32,
+        waits: bool,
     ) -> dwk_prefill_by_gates {
         let [items_count, chains_count] = self.left(lists.counts);
         let items = lists.workspace;
@@ -108,7 +110,10 @@ impl ByGates {
         dwk_prefill_by_gates {
             items: given_items.cast(),
             chains: given_chains,
-            split_items: items.cast(),
+            split_items: match self.or_whole && !waits {
+                true => ptr::null_mut(),
+                false => items.cast(),
+            },
             split_chains: chains.cast(),
             samples: self.items(tables).wrapping_add(self.counts.items).cast(),
             items_count: items_count as i32,
@@ -173,17 +178,20 @@ impl Shape {
         (START + 2 * self.sequences * state / BYTES_PER_NS).min(i32::MAX as usize) as i32
     }
 
-    /// Segments that the gates may choose, as a partition of a plan. `waits`: whether final states wait.
-    pub(super) fn partition_by_gates(&self, cu_seqlens: &[i32], waits: bool) -> Option<Partition> {
-        let uneven = self.uneven()?;
-        let chunks = plan::chunks_of(cu_seqlens);
-        let wait_time = if waits { self.wait_time() } else { 0 };
-        let segments =
-            plan::segments_by_gates(&uneven, &self.choice(), &self.machine(), &chunks, wait_time)?;
-        Some(Partition {
+    /// Segments that the gates may choose, as a partition of a plan, and whether they may although final states wait.
+    pub(super) fn partition_by_gates(&self, cu_seqlens: &[i32]) -> Option<(Partition, bool)> {
+        let (segments, in_place) = plan::segments_by_gates(
+            &self.uneven()?,
+            &self.choice(),
+            &self.machine(),
+            &plan::chunks_of(cu_seqlens),
+            self.wait_time(),
+        )?;
+        let partition = Partition {
             items: segments.items,
             ..Partition::default()
-        })
+        };
+        Some((partition, in_place))
     }
 }
 
@@ -195,8 +203,8 @@ mod tests {
     fn plan(heads: [usize; 2], lengths: &[usize]) -> (bool, Option<usize>) {
         let cu_seqlens = cu_seqlens(lengths);
         let shape = shape(heads, lengths).of_lengths(&cu_seqlens);
-        let segments = shape.partition_by_gates(&cu_seqlens, false);
-        (shape.is_fused(), segments.map(|s| s.items.len()))
+        let segments = shape.partition_by_gates(&cu_seqlens);
+        (shape.is_fused(), segments.map(|(s, _)| s.items.len()))
     }
 
     /// Segments beside the split path where one sequence, or a few, leave compute units idle; beside whole sequences on

@@ -346,11 +346,12 @@ impl Prefill {
         let mut shape = shape.of_lengths(&cu_seqlens);
         let partition = shape.partition(&cu_seqlens)?;
         let mut tables = partition.table(&cu_seqlens);
-        let by_gates = shape.partition_by_gates(&cu_seqlens, false).map(|fused| {
-            let in_place = shape.partition_by_gates(&cu_seqlens, true).is_some();
-            let choice = [shape.is_fused(), in_place];
-            ByGates::append(&fused, choice, &cu_seqlens, &mut tables)
-        });
+        let by_gates = shape
+            .partition_by_gates(&cu_seqlens)
+            .map(|(fused, in_place)| {
+                let choice = [shape.is_fused(), in_place];
+                ByGates::append(&fused, choice, &cu_seqlens, &mut tables)
+            });
         shape.waiting = by_gates.map_or(0, |by_gates| by_gates.cut);
         let lengths = Lengths::Host {
             counts: partition.counts(),
@@ -778,7 +779,8 @@ impl Prefill {
             counts: own.counts,
             workspace: records.wrapping_byte_add(bytes.next_multiple_of(WORKSPACE_ALIGN)),
         };
-        let args = by_gates.lower(tables, &lists, self.shape.soon());
+        let waits = !Shape::keeps_initial_states(&tensors.states);
+        let args = by_gates.lower(tables, &lists, self.shape.soon(), waits);
         let cut = Tables {
             items: by_gates.items(tables),
             counts: by_gates.counts,
@@ -788,7 +790,7 @@ impl Prefill {
             items: args.split_items,
             chains: args.split_chains,
             counts: match by_gates.or_whole {
-                // Those of final states that wait.
+                // Items without chunks, of final states that wait.
                 true => Counts {
                     items: by_gates.cut,
                     ..self.shape.whole()
@@ -801,7 +803,7 @@ impl Prefill {
         let mut lowered =
             (self.shape.on_split_path()).lower(tensors, split, &self.slots, records)?;
         match by_gates.or_whole {
-            true => lowered.put_before_scan(fused, !Shape::keeps_initial_states(&tensors.states)),
+            true => lowered.put_before_scan(fused, waits),
             false => {
                 let device = (self.shape.compute_units as u32, self.shape.dies);
                 lowered.choose(fused, ptr::null(), device);

@@ -33,35 +33,33 @@ pub(crate) fn samples(items: &[dwk_prefill_item], or_split: bool, cu_seqlens: &[
 }
 
 /// Segments of the fused path that the gates may choose: where they are modelled faster with gates that forget, and
-/// finding that these do not costs next to nothing. `wait_time`: nanoseconds for final states that wait; 0: none do.
+/// finding that these do not costs next to nothing. And whether that is so, too, if final states wait for `wait_time`
+/// nanoseconds.
 pub(crate) fn segments_by_gates(
     uneven: &Uneven,
     choice: &Choice,
     machine: &Machine,
     chunks: &[usize],
     wait_time: i32,
-) -> Option<Segments> {
+) -> Option<(Segments, bool)> {
     // Time, kernels after `prefill_fused`, and time of a chunk of that.
-    let (planned, others, of_chunk) = match choice.takes_fused(chunks) {
-        true => (
-            choice.walk(&choice.fused, chunks),
-            i64::from(wait_time > 0),
-            choice.fused.chunk,
-        ),
-        false => {
-            let (segment, kernels) = machine.planned(chunks);
-            let is_cut = chunks.iter().any(|&n| n > segment);
-            (
-                kernels + choice.prepare(chunks),
-                1 + i64::from(is_cut),
-                choice.cut_chunk,
-            )
-        }
+    let takes_fused = choice.takes_fused(chunks);
+    let (planned, others, of_chunk) = if takes_fused {
+        (choice.walk(&choice.fused, chunks), 0, choice.fused.chunk)
+    } else {
+        let (segment, kernels) = machine.planned(chunks);
+        let is_cut = chunks.iter().any(|&n| n > segment);
+        let planned = kernels + choice.prepare(chunks);
+        (planned, 1 + i64::from(is_cut), choice.cut_chunk)
     };
     let segments = uneven.cut(chunks)?;
     let walk = segments.cost * i64::from(of_chunk) / 16;
-    let time = walk + others * i64::from(WITHOUT_WORK) + i64::from(wait_time);
     // A prefill of 0.98 was modelled slower.
-    let faster = 20 * time <= 19 * planned;
-    (planned >= i64::from(LEAST_TIME) && faster).then_some(segments)
+    let faster = |others: i64, wait_time: i32| {
+        let time = walk + others * i64::from(WITHOUT_WORK) + i64::from(wait_time);
+        20 * time <= 19 * planned
+    };
+    let worth = planned >= i64::from(LEAST_TIME) && faster(others, 0);
+    // States that wait need `prefill_scan`.
+    worth.then(|| (segments, faster(others + i64::from(takes_fused), wait_time)))
 }

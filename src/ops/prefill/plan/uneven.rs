@@ -240,7 +240,7 @@ impl Uneven {
             all.longs * workgroups % units,
         );
         let (begin, end) = (rounds * all.long, (rounds + 1) * all.long);
-        // Those that have no workgroup of the last round begin before the others.
+        // Compute units without a long segment in the last round begin short ones before the others.
         let (fit, idle) = match busy {
             0 => (0, units),
             _ => (all.long / short, units - busy),
@@ -439,7 +439,7 @@ mod tests {
             prop_assert_eq!(found, chunks.iter().map(|n| *n as i32).collect::<Vec<_>>());
         }
 
-        /// What is chosen is nearly as fast as the best candidate, and as whole sequences.
+        /// The chosen segments, or whole sequences, are nearly as fast as the best candidate when simulated.
         #[test]
         fn estimates_find_good_candidates(
             n in 1usize..13, longest in 64usize..600, spread in 0usize..20,
